@@ -108,7 +108,7 @@ class LeaseWait:
 
 
 WaitHook = Callable[[Any], object]
-"""Called with a `LeaseWait` or `CallsWait` when a wait begins; it must not block."""
+"""Called with a `LeaseWait` when a wait begins; it must not block."""
 
 
 class LeaseLost(CheckpointerError):

@@ -13,12 +13,14 @@ if a person decided an approval request for which it waits. The store's list of 
 (`cpkit.runs`) has all of this, so a worker may be killed at any moment. A run lasts for
 one term of the thread's lease (`cpkit.lease`), which says when a run has ended well.
 
-The worker only decides when to call the function. It takes the thread's lease before,
-so any number of workers run each thread once at a time. An effect that needs an
-undecided approval raises ``EffectTimeout`` at once: the thread waits, and the worker
-calls the function again after the decision. ``EffectDenied`` ends the run. An
-``ExceptionGroup`` of these alone counts as they do. After any other exception the
-worker calls the function again later, with growing pauses.
+The worker only decides when to call the function. It *looks* at the list of runs and at
+their requests again and again, and starts a *job* for each thread that needs a run: the
+job takes the thread's lease and calls the function. So any number of workers run each
+thread once at a time. An effect that needs an undecided approval raises
+``EffectTimeout`` at once: the thread waits, and the worker calls the function again
+after the decision. ``EffectDenied`` ends the run. An ``ExceptionGroup`` of these alone
+counts as they do. After any other exception the worker calls the function again later,
+with growing pauses.
 """
 
 from __future__ import annotations
@@ -37,7 +39,6 @@ from typing import Any
 from cpkit.driver import Handle
 from cpkit.driver.ids import check_id
 from cpkit.driver.metrics import provided_meter
-from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import check_callback, copy_json
 from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.errors import BackendUnavailable
@@ -173,8 +174,8 @@ class _Gauges:
 
 
 @dataclass
-class _Seen:
-    """What the worker knows of a run, and since when by its own clock."""
+class _KnownRun:
+    """A run of the list as last read, and since when the worker knows this state."""
 
     state: RunState
     since: float
@@ -185,7 +186,7 @@ class _Seen:
 
 
 @dataclass
-class _SeenRequest:
+class _KnownRequest:
     """A request as last read, and since when this worker knows it."""
 
     since: float
@@ -241,11 +242,11 @@ class Worker:
         self._poll = poll
         self._grace = grace
         self._runs = RunList(cp, prefix)
-        self._requests = Requests(Attempts(cp))
+        self._requests = Requests(cp)
         meter = provided_meter()
         self._gauges = None if meter is None else _Gauges(meter, cp)
-        self._seen: dict[str, _Seen] = {}
-        self._seen_requests: dict[str, _SeenRequest] = {}
+        self._seen: dict[str, _KnownRun] = {}
+        self._seen_requests: dict[str, _KnownRequest] = {}
         self._hints_read: int | None = None
         self._scan_not_before = -inf
         self._jobs: dict[str, asyncio.Task[None]] = {}
@@ -293,7 +294,7 @@ class Worker:
         those of `run` do.
         """
         before = self.health.ran + self.health.failed
-        held: list[_Seen] | None = None
+        held: list[_KnownRun] | None = None
 
         try:
             while True:
@@ -419,7 +420,7 @@ class Worker:
             seen = self._seen.get(thread_id)
 
             if seen is None or seen.state != state:
-                before, seen = seen, _Seen(state, now)
+                before, seen = seen, _KnownRun(state, now)
                 self._seen[thread_id] = seen
 
                 if state.term is not None:
@@ -442,7 +443,7 @@ class Worker:
         }
         known = self._seen_requests
         self._seen_requests = {
-            name: known.get(name) or _SeenRequest(now) for name in asks
+            name: known.get(name) or _KnownRequest(now) for name in asks
         }
         is_open = [n for n, one in self._seen_requests.items() if not _is_decided(one)]
         is_open.sort(key=lambda name: self._seen_requests[name].read_at)
@@ -453,27 +454,33 @@ class Worker:
         )
 
         for name, request in zip(wanted, found, strict=True):
-            seen = self._seen_requests[name]
-            seen.request, seen.read_at = request, now
-            await self._end_request(seen, *asks[name])
+            seen, (ask, thread_id) = self._seen_requests[name], asks[name]
+            seen.read_at = now
 
-    async def _end_request(self, seen: _SeenRequest, ask: Ask, thread_id: str) -> None:
-        """End an expired request; take one that is gone off the list of runs."""
-        now = asyncio.get_running_loop().time()
+            if request == "gone":
+                await RunThread(self._cp, thread_id).add(settled=name)
+                await self._runs.reload(thread_id)
+            elif isinstance(request, ApprovalRequest):
+                seen.request = await self._expired(request, seen, ask)
 
-        if seen.request is None:
-            await RunThread(self._cp, thread_id).add(settled=ask.request)
-            await self._runs.reload(thread_id)
-            return
+            # A damaged request stays on the list, and is read again: the log, cpkit
+            # pending and cpkit doctor name it, and a person repairs it.
+            if _is_decided(seen):
+                seen.decided_since = min(seen.decided_since, now)
 
-        # No wall clock ends a request: this worker has watched it for so long.
-        is_over = now - seen.since >= (ask.expires_after or inf)
+    async def _expired(
+        self, request: ApprovalRequest, seen: _KnownRequest, ask: Ask
+    ) -> ApprovalRequest | None:
+        """Return the request, which ends here if its time is over.
 
-        if seen.request.decision is None and is_over:
-            seen.request = await self._requests.expire(seen.request)
+        No wall clock ends it: this worker has watched it for so long.
+        """
+        watched = asyncio.get_running_loop().time() - seen.since
 
-        if _is_decided(seen):
-            seen.decided_since = min(seen.decided_since, now)
+        if request.decision is None and watched >= (ask.expires_after or inf):
+            return await self._requests.expire(request)
+
+        return request
 
     def _measure(self) -> None:
         """Update the health and the gauges."""
@@ -494,7 +501,7 @@ class Worker:
         if self._gauges is not None:
             self._gauges.record(health.oldest_undecided, health.oldest_decided)
 
-    def _is_due(self, seen: _Seen) -> bool:
+    def _is_due(self, seen: _KnownRun) -> bool:
         state = seen.state
 
         asks = [self._seen_requests[name] for name in state.asks]
@@ -519,7 +526,7 @@ class Worker:
 
     # Run a thread
 
-    async def _job(self, thread_id: str, seen: _Seen) -> None:
+    async def _job(self, thread_id: str, seen: _KnownRun) -> None:
         """Run the thread under its lease, if it still needs a run."""
         run = RunThread(self._cp, thread_id)
 
@@ -568,7 +575,8 @@ class Worker:
         decided = {
             ask.request
             for ask in state.asks.values()
-            if (one := await self._requests.of_ask(ask)) and one.decision is not None
+            if isinstance(one := await self._requests.of_ask(ask), ApprovalRequest)
+            and one.decision is not None
         }
 
         if not decided and not any(wake.is_due for wake in state.wakes):
@@ -602,14 +610,14 @@ class Worker:
             self.health.ran += 1
             log.info("%r ended", thread_id)
 
-    def _failed(self, thread_id: str, seen: _Seen, exc: BaseException) -> None:
+    def _failed(self, thread_id: str, seen: _KnownRun, exc: BaseException) -> None:
         seen.failures += 1
         seen.since = asyncio.get_running_loop().time()
         self.health.failed += 1
         log.warning("the run of %r failed; it is repeated", thread_id, exc_info=exc)
 
 
-def _is_decided(seen: _SeenRequest) -> bool:
+def _is_decided(seen: _KnownRequest) -> bool:
     return seen.request is not None and seen.request.decision is not None
 
 

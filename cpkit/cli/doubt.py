@@ -22,7 +22,7 @@ from cpkit.cli.running import Exit as ExitCode
 from cpkit.cli.running import NotFound, fail, run
 from cpkit.cli.stores import Json, Store, open_store
 from cpkit.effects import EffectLedger
-from cpkit.effects.records import error_type_of
+from cpkit.effects.records import failure_of
 from cpkit.lease import this_process
 from cpkit.protocol import KeepsReceipts, ListsThreads
 
@@ -139,6 +139,6 @@ async def _failed(cp: Store, thread_id: str | None, start: str) -> str | None:
     failed = [
         one.call.idempotency_key
         for one in await cp.list_calls(thread_id)
-        if error_type_of(one) is not None
+        if failure_of(one) is not None
     ]
     return one_key(failed, start, f" of thread {thread_id!r}")

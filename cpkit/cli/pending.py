@@ -21,7 +21,6 @@ from cpkit.cli.stores import (
     store_url,
 )
 from cpkit.effects import ApprovalRequest
-from cpkit.effects.effect import GLOBAL_THREAD
 from cpkit.effects.once import ONCE_THREADS
 from cpkit.effects.requests import request_of
 from cpkit.errors import CorruptThread
@@ -45,10 +44,6 @@ Thread = Annotated[
         help="List only this thread.", metavar="[THREAD]", show_default="all threads"
     ),
 ]
-
-
-_EFFECTS = (GLOBAL_THREAD, ONCE_THREADS)
-"""How the ids of cpkit's own threads start that have people's effects."""
 
 
 class Waiting(NamedTuple):
@@ -126,7 +121,7 @@ def is_for_people(waiting: Waiting) -> bool:
         return request is not None and request.decision is None
 
     thread_id = waiting.record.thread_id
-    return not thread_id.startswith("cpkit:") or thread_id.startswith(_EFFECTS)
+    return not thread_id.startswith("cpkit:") or thread_id.startswith(ONCE_THREADS)
 
 
 async def _pending(
@@ -165,7 +160,7 @@ async def all_pending(
             found.extend(one for one in waiting if internal or is_for_people(one))
             advance(1)
 
-        for prefix in ("",) if internal else ("", *_EFFECTS):
+        for prefix in ("",) if internal else ("", ONCE_THREADS):
             async for page in thread_pages(cp, prefix=prefix, internal=internal):
                 await gather_limited(collect, page)
 

@@ -21,7 +21,6 @@ from cpkit.cli.stores import (
     supports,
 )
 from cpkit.effects import EffectLedger, RecoverReport, Tool, ToolRegistry
-from cpkit.effects.effect import GLOBAL_THREAD
 from cpkit.errors import CorruptThread
 from cpkit.heal import heal as heal_thread
 from cpkit.lease import LeaseTimeout
@@ -66,7 +65,7 @@ def recover(
 
     async def work() -> RecoverReport:
         async with open_store(url) as cp:
-            if thread_id != GLOBAL_THREAD and not await _has(cp, thread_id):
+            if not await _has(cp, thread_id):
                 raise no_thread(url, thread_id)
 
             try:

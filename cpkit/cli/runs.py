@@ -11,8 +11,8 @@ from cpkit.cli.output import print_json, print_table, printable, write
 from cpkit.cli.prune import duration
 from cpkit.cli.running import print_stderr, run
 from cpkit.cli.stores import Json, Url, open_store, split_words, store_url
-from cpkit.effects.attempts import Attempts
 from cpkit.effects.requests import Requests
+from cpkit.errors import CorruptThread
 from cpkit.lease import this_process
 from cpkit.protocol import KeepsReceipts, ListsThreads
 from cpkit.runs import RunList, RunState, holder_of
@@ -80,7 +80,7 @@ async def _runs(url: str, prefix: str) -> list[Run]:
     async with open_store(url, ListsThreads, KeepsReceipts) as cp:
         listed = RunList(cp, prefix)
         await listed.refresh()
-        requests = Requests(Attempts(cp))
+        requests = Requests(cp)
         return [
             await _one(thread_id, state, requests)
             for thread_id, state in sorted(listed.mine().items())
@@ -94,9 +94,13 @@ async def _one(thread_id: str, state: RunState, requests: Requests) -> Run:
     for ask in state.asks.values():
         request = await requests.of_ask(ask)
 
-        if request is not None and request.decision is None:
+        if isinstance(request, CorruptThread):
+            why.append(f"its request {ask.key[:12]} is damaged")
+        elif request == "gone":
+            continue
+        elif request.decision is None:
             why.append(f"asks for {request.tool} {ask.key[:12]}")
-        elif request is not None:
+        else:
             is_decided = True
             why.append(f"{request.decision}: {request.tool} {ask.key[:12]}")
 

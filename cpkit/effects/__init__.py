@@ -10,11 +10,11 @@ works on every certified backend.
 
 Modules, each importing only those above it: ``errors``, ``effect``, ``records``,
 ``tracing``, ``attempts``, ``requests``, ``approvals``, ``run``, ``people``,
-``similar``, ``tools``, ``recovery``, ``ledger``, ``once``.
+``similar``, ``tools``, ``ledger``, ``once``.
 """
 
 from cpkit.effects.approvals import Notifier
-from cpkit.effects.attempts import CallsWait, Resumed
+from cpkit.effects.attempts import Resumed
 from cpkit.effects.effect import (
     Approval,
     Decision,
@@ -35,11 +35,10 @@ from cpkit.effects.errors import (
     KeyReused,
     Superseded,
 )
-from cpkit.effects.ledger import Begun, EffectLedger
+from cpkit.effects.ledger import Begun, EffectLedger, RecoverReport
 from cpkit.effects.once import once
 from cpkit.effects.people import DecisionOptions, Signature
 from cpkit.effects.records import effect_of
-from cpkit.effects.recovery import RecoverReport
 from cpkit.effects.requests import ApprovalRequest
 from cpkit.effects.run import current_key
 from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, tool
@@ -50,7 +49,6 @@ __all__ = [
     "ApprovalRequest",
     "ApprovalWithdrawn",
     "Begun",
-    "CallsWait",
     "Decision",
     "DecisionOptions",
     "Effect",

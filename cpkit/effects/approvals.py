@@ -24,7 +24,7 @@ from cpkit.effects.errors import (
     KeyReused,
 )
 from cpkit.effects.requests import ApprovalRequest, Requests
-from cpkit.effects.tracing import Trail, log
+from cpkit.effects.tracing import log, note
 from cpkit.lease import held_leases, note_effect
 from cpkit.waiting import RETRY_FOR, StaleDetector
 
@@ -53,9 +53,7 @@ class Approvals:
         self._told: set[str] = set()
         """The call ids of the requests that the notifier was called with."""
 
-    async def wait_until_approved(
-        self, plan: EffectPlan, trail: Trail
-    ) -> ApprovalRequest | None:
+    async def wait_until_approved(self, plan: EffectPlan) -> ApprovalRequest | None:
         """Return the request that allows the effect; ``None`` if none is needed.
 
         Raises ``EffectDenied``, ``EffectErased``, or ``EffectTimeout`` if no decision
@@ -80,22 +78,22 @@ class Approvals:
             request = await self._request(plan, tuple(wanted.editable))
 
             if request.decision is None:
-                ended = await self._wait(request, trail, deadline, limit)
+                ended = await self._wait(plan, request, deadline, limit or 0.0)
 
-                if ended is None or not ended.is_withdrawn:
+                if ended is None or ended.verdict != "withdrawn":
                     continue  # look again: is it the request that counts, in time?
 
                 request = ended
 
-            made = request.decision
-            assert made is not None
             self._told.discard(request.record.call.call_id)
 
-            if made.is_approved:
-                trail.note("approved")
+            if request.verdict == "approved":
+                note(plan.effect, "approved")
                 return request
 
             await self.settle(plan, request)
+            made = request.decision
+            assert made is not None
             error = _ERRORS.get(made.verdict, EffectDenied)
             raise error(plan.effect.key, plan.effect.tool, made.reason, made.by)
 
@@ -109,7 +107,7 @@ class Approvals:
             return plan.options.run_thread
 
         leases = held_leases(self._attempts.cp)
-        return leases[0].thread_id if leases else plan.thread_id
+        return leases[0].thread_id if leases else plan.effect.thread_id
 
     async def _wanted(self, plan: EffectPlan) -> Approval | None:
         """Return what a person must approve; ``None`` if the effect needs no approval.
@@ -168,7 +166,7 @@ class Approvals:
                 status = request.record.status
                 raise EffectErased(effect.key, effect.tool, status, "approval")
 
-            if request.is_withdrawn:
+            if request.verdict == "withdrawn":
                 continue  # it counts for the runs that waited then, and no others
 
             if request.same_args(effect.args):
@@ -176,7 +174,7 @@ class Approvals:
 
                 # While a request is undecided or approved for good, none follows it.
                 if request.decision is None or (
-                    request.is_approved and request.expires_after is None
+                    request.verdict == "approved" and request.expires_after is None
                 ):
                     return request
             elif plan.kind == "given":
@@ -186,10 +184,10 @@ class Approvals:
 
     async def _wait(
         self,
+        plan: EffectPlan,
         request: ApprovalRequest,
-        trail: Trail,
         deadline: float,
-        limit: float | None,
+        limit: float,
     ) -> ApprovalRequest | None:
         """Wait until the request has ended, and notify people of it.
 
@@ -203,19 +201,17 @@ class Approvals:
         expires = notify_at + (request.expires_after or inf)
         failure: Exception | None = None
         leases = held_leases(self._attempts.cp)
-        note_effect(leases, trail.key, "waiting")
+        note_effect(leases, plan.key, "waiting")
 
         async with self._attempts.wait_for(request.record, None) as reader:
             while True:
                 if clock() >= notify_at:
-                    failure = await self._notify_once(request, trail)
+                    failure = await self._notify_once(plan, request)
                     notify_at = clock() + RETRY_FOR
 
                 if clock() >= deadline:
-                    assert limit is not None
-                    raise EffectTimeout(
-                        request.key, request.tool, limit, "an approval"
-                    ) from failure
+                    place = request.key, request.tool
+                    raise EffectTimeout(*place, limit, "an approval") from failure
 
                 if clock() >= expires:
                     found = await self._requests.expire(request)
@@ -233,11 +229,11 @@ class Approvals:
                 found = self._requests.of(answer)
                 break
 
-        note_effect(leases, trail.key, "running")
+        note_effect(leases, plan.key, "running")
         return found
 
     async def _notify_once(
-        self, request: ApprovalRequest, trail: Trail
+        self, plan: EffectPlan, request: ApprovalRequest
     ) -> Exception | None:
         """Call the notifier, once for this request in this process; return its error.
 
@@ -249,7 +245,7 @@ class Approvals:
             return None
 
         self._told.add(mark)
-        trail.note("approval requested")
+        note(plan.effect, "approval requested")
 
         try:
             if self._notify is not None:

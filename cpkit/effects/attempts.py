@@ -14,7 +14,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from cpkit.effects.effect import (
     Landed,
@@ -27,14 +26,12 @@ from cpkit.effects.effect import (
 from cpkit.effects.records import (
     Outcome,
     effect_of,
-    error_envelope,
-    error_type_of,
     exception_message,
     exception_type,
+    failure_of,
     heartbeat_thread,
+    is_released,
     next_call_id,
-    released_envelope,
-    value_envelope,
 )
 from cpkit.effects.tracing import log
 from cpkit.errors import (
@@ -44,32 +41,20 @@ from cpkit.errors import (
     SerializationError,
     UnknownCall,
 )
-from cpkit.lease import WaitHook
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, JsonValue, ToolCall
 from cpkit.runs import TAKEN_OVER, RunThread, stale_after_of
-from cpkit.waiting import StaleDetector, check_interval, retry_unclear
+from cpkit.waiting import StaleDetector, retry_unclear
 from cpkit.wakeups import Reader, SharedWaits
 
 __all__ = [
     "Attempts",
-    "CallsWait",
     "Heartbeat",
     "Resumed",
-    "delete_heartbeats",
     "find_silent",
-    "running_calls",
 ]
 
-_running: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-
-
-def running_calls(cp: Any) -> set[str]:
-    """Return the ids of the calls that this process runs with a handle."""
-    try:
-        return _running.setdefault(cp, set())
-    except TypeError:  # no weak reference: then heartbeats alone show what lives
-        return set()
+_UNSTORABLE = PayloadTooLarge, SerializationError
 
 
 class Attempts:
@@ -88,51 +73,22 @@ class Attempts:
 
         self.cp: Any = cp
         self.waits = SharedWaits.of(cp)
-        self.running = running_calls(cp)
-
-    async def claim(
-        self, thread_id: str, call: ToolCall, *, happened: bool = False
-    ) -> CallRecord | None:
-        """Claim the call's key. ``None`` means that this call holds the key.
-
-        Make a new id for each attempt. An issued record with that id is then this
-        attempt's own. ``happened`` is for a claim after the effect: it is repeated also
-        while the store cannot be reached. Messages that a cadence buffers are not
-        written first, because their conflict would stop it.
-        """
-        cp = getattr(self.cp, "unbuffered", self.cp) if happened else self.cp
-        record: CallRecord | None = await retry_unclear(
-            lambda: cp.record_issued(thread_id, call), retry_rejected=happened
-        )
-
-        if record is None or record.erased or record.call.call_id != call.call_id:
-            return record
-
-        return None if record.status == "issued" else record
+        self.running = self.waits.running
 
     async def find(self, key: str) -> CallRecord | None:
-        """Return the issued or completed record of a key."""
+        """Return the issued or completed record of a key; ``None`` if it is free."""
         found: CallRecord | None = await self.cp.find_call(key)
         return found
 
-    async def find_claimed(self, call: ToolCall) -> CallRecord | None:
-        """Return the record of a claimed call, or ``None`` if it has lost its key."""
-        found: CallRecord | None = await retry_unclear(
-            lambda: self.cp.find_call(call.idempotency_key),
-            retry_rejected=True,  # an error here would leave the key held
-        )
-        is_own = found is not None and found.call.call_id == call.call_id
-        return found if is_own else None
-
     async def newest(self, key: str) -> tuple[str, CallRecord | None]:
-        """Return the key under which an effect runs now, and its record.
+        """Return the key under which an effect runs now, and its record as `find`.
 
         It is another key if a person reopened a final failure.
         """
         while True:
             record = await self.find(key)
 
-            if record is None or error_type_of(record) is None:
+            if record is None or failure_of(record) is None:
                 return key, record
 
             again = await self.find(reopen_key(key))
@@ -142,12 +98,40 @@ class Attempts:
 
             key = reopened_key(key)
 
+    async def claim(
+        self, thread_id: str, call: ToolCall, outcome: Outcome | None = None
+    ) -> CallRecord | None:
+        """Claim the call's key; return the record that holds the key now, as `find`.
+
+        The claim succeeded if it has the call's id, so make a new id for each attempt.
+        The key is free if the claim was released before this process learned of it.
+        With an ``outcome`` the claim comes after its effect. Messages that a cadence
+        buffers are not written before it then, as their conflict would stop it.
+        """
+        cp = self.cp if outcome is None else getattr(self.cp, "unbuffered", self.cp)
+        held: CallRecord | None = await retry_unclear(
+            lambda: cp.record_issued(thread_id, call),
+            retry_rejected=outcome is not None and outcome.only_here,
+        )
+
+        if held is None or held.call.call_id == call.call_id:
+            held = await retry_unclear(
+                lambda: self.find(call.idempotency_key),
+                retry_rejected=True,  # an error here would leave the key held
+            )
+
+        return held
+
     def wait_for(
         self, holder: CallRecord, stale_after: float | None
     ) -> AbstractAsyncContextManager[Reader]:
         """Wait, in the block, until the holder's attempt is over, or stale."""
         key = holder.call.idempotency_key
-        limit = None if stale_after is None else _limit(holder, stale_after)
+        limit = None
+
+        if stale_after is not None:
+            limit = max(stale_after, stale_after_of(holder))
+
         return self.waits.join(
             key,
             holder,
@@ -158,72 +142,60 @@ class Attempts:
         )
 
     async def resolve(
-        self, attempt: CallRecord, outcome: Outcome, *, retry: bool = False
+        self, thread_id: str, call: ToolCall, outcome: Outcome
     ) -> CallRecord:
-        """Record an outcome, and return the record as it is stored now.
-
-        ``retry`` is for an outcome that exists nowhere else: it is also repeated while
-        the store cannot be reached.
-        """
-        thread_id, call_id = attempt.thread_id, attempt.call.call_id
-        result, success = outcome.result, outcome.success
+        """Record the outcome of a call; return its record, whose outcome counts."""
         record: CallRecord = await retry_unclear(
-            lambda: self.cp.record_result(thread_id, call_id, result, success=success),
-            retry_rejected=retry,
+            lambda: self.cp.record_result(
+                thread_id, call.call_id, outcome.stored, success=not outcome.released
+            ),
+            retry_rejected=outcome.only_here,
         )
         self.waits.post(record.call.idempotency_key, record)
         return record
 
-    async def record(
-        self, attempt: CallRecord, outcome: Outcome, *, retry: bool = True
-    ) -> tuple[CallRecord, Outcome]:
-        """Record a handler's outcome, as `close`; return the outcome too.
-
-        It is an error if the store cannot hold the result: the effect has happened.
-        """
-        try:
-            return await self.close(attempt, outcome, retry=retry), outcome
-        except (PayloadTooLarge, SerializationError) as exc:
-            outcome = Outcome(error_envelope(exc), raised=exc)
-            return await self.close(attempt, outcome, retry=retry), outcome
-
     async def close(
-        self, attempt: CallRecord, outcome: Outcome, *, retry: bool = False
-    ) -> CallRecord:
-        """Record the outcome of an attempt, and return the record that stands.
+        self, thread_id: str, call: ToolCall, outcome: Outcome
+    ) -> tuple[CallRecord, Outcome]:
+        """Record the outcome of an attempt; return the record that stands.
 
-        With ``success`` the effect has happened. If the attempt was released meanwhile,
-        the result is recorded as a new attempt, so that the next run does not repeat
-        the effect. If another attempt holds the key already, its record is returned.
+        If the effect has happened, and its attempt was released meanwhile, the outcome
+        is recorded as a new attempt, so that the next run does not repeat the effect.
+        If another attempt holds the key already, its record is returned. The outcome is
+        returned too: if the store cannot hold what a handler returned, it is a failure.
         """
         while True:
-            record = await self.resolve(attempt, outcome, retry=retry)
+            try:
+                record = await self.resolve(thread_id, call, outcome)
+            except _UNSTORABLE as exc:
+                if not outcome.only_here or isinstance(outcome.raised, _UNSTORABLE):
+                    raise
 
-            if not outcome.success or record.status != "failed" or record.erased:
-                return record
+                outcome = Outcome.failure(exc)
+                continue
+
+            if outcome.released or record.erased or not is_released(record):
+                return record, outcome
 
             # The new id follows from the old one: a caller that closes again after an
             # error makes the same ids.
-            call = replace(attempt.call, call_id=next_call_id(attempt.call.call_id))
-            other = await self.claim(attempt.thread_id, call, happened=retry)
+            call = replace(call, call_id=next_call_id(call.call_id))
+            held = await self.claim(thread_id, call, outcome)
 
-            if other is not None and other.call.call_id != call.call_id:
-                return other
-
-            attempt = replace(attempt, call=call)
+            if held is not None and held.call.call_id != call.call_id:
+                return held, outcome
 
     async def close_silent(
         self,
         holder: CallRecord,
         verify: Verify | None,
-        stale: StaleDetector | None,
+        stale: StaleDetector,
         reason: str,
     ) -> Resumed:
         """Close the attempt of a silent holder.
 
         With ``verify``, the attempt is released only after it said that the effect did
-        not land; without, at once. ``stale`` is the detector that found the holder
-        silent, ``None`` if its lease was taken over.
+        not land; without, at once. ``stale`` found the holder silent.
         """
         answer: Landed | NotLanded | str = NotLanded()
 
@@ -234,29 +206,27 @@ class Attempts:
             return Resumed(holder, "surfaced", answer)
 
         # The callbacks took time, and a holder that was only slow may be alive again.
-        if stale is not None and not await stale.is_stale(
-            partial(read_heartbeat, self.cp, holder)
-        ):
+        if not await stale.is_stale(partial(read_heartbeat, self.cp, holder)):
             return Resumed(holder, "alive", "a run is executing it")
 
-        outcome = Outcome(released_envelope(reason), success=False)
+        outcome = Outcome.release(reason)
 
         if isinstance(answer, Landed):
-            outcome = Outcome(value_envelope(answer.result))
+            outcome = Outcome.result(answer.result)
 
         try:
-            stored, closed_here = await self.close_orphan(holder, outcome)
-        except (PayloadTooLarge, SerializationError) as exc:
+            stored = await self.close_orphan(holder, outcome)
+        except _UNSTORABLE as exc:
             why = f"its result cannot be stored: {exc}"
             return Resumed(holder, "surfaced", why)
 
-        if not closed_here:
+        if not outcome.is_recorded_in(stored):
             return await self.look_again(stored)
 
-        if outcome.success:
-            return Resumed(stored, "landed", "verify found it")
+        if outcome.released:
+            return Resumed(stored, "released", reason)
 
-        return Resumed(stored, "released", reason)
+        return Resumed(stored, "landed", "verify found it")
 
     async def look_again(self, record: CallRecord) -> Resumed:
         """Return whether an attempt that was not silent, or its key's newest, lives."""
@@ -267,53 +237,68 @@ class Attempts:
 
         return Resumed(found or record, "finished", "it ended, or was erased")
 
-    async def close_orphan(
-        self, holder: CallRecord, outcome: Outcome
-    ) -> tuple[CallRecord, bool]:
-        """Close another process's attempt; return the record, and if it was done here.
+    async def close_orphan(self, holder: CallRecord, outcome: Outcome) -> CallRecord:
+        """Close another process's attempt, as `close`.
 
         A record that was deleted with its thread is returned unchanged.
         """
         try:
-            record = await self.close(holder, outcome)
+            record, _ = await self.close(holder.thread_id, holder.call, outcome)
         except UnknownCall:
-            return holder, False
+            return holder
 
-        await delete_heartbeats(self.cp, record.call.idempotency_key)
-        return record, outcome.is_recorded_in(record)
+        await self.delete_heartbeats(record.call.idempotency_key)
+        return record
+
+    async def delete_heartbeats(self, key: str) -> None:
+        """Delete the heartbeats of a key, if the store can delete threads.
+
+        Those of a newer attempt are deleted too. Its watchers see that as one more
+        sign of life.
+        """
+        if not isinstance(self.cp, ErasesThreads):
+            return
+
+        try:
+            await self.cp.delete_thread(heartbeat_thread(key))
+        except CheckpointerError:
+            log.warning("could not delete %r", heartbeat_thread(key), exc_info=True)
 
 
 # Heartbeats
 
 
 class Heartbeat:
-    """Writes a heartbeat every ``interval`` seconds, from `start` until `stop`.
+    """Writes heartbeats of a call, from `start` until `stop`.
 
     An attempt shorter than the interval writes none. A heartbeat that fails is logged,
     and the next one is tried. At worst another run takes over, and this run learns that
     when it records its outcome.
     """
 
-    def __init__(
-        self, cp: Checkpointer[Any], key: str, call_id: str, interval: float
-    ) -> None:
-        self._cp = cp
-        self._key = key
-        self._call_id = call_id
-        self._interval = interval
+    def __init__(self, attempts: Attempts, call: ToolCall) -> None:
+        self._attempts = attempts
+        self._key = call.idempotency_key
+        self._call_id = call.call_id
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, claimed_at: float, stale_after: float) -> None:
         """Begin; the call counts as alive in this process, too."""
-        running_calls(self._cp).add(self._call_id)
+        self._attempts.running.add(self._call_id)
+        interval = stale_after / 3
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            self._task = loop.create_task(self._beat(interval))
+
         # A timer instead of a task: most effects end before the first heartbeat.
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._begin)
+        self._timer = loop.call_at(claimed_at + interval, begin)
 
     async def stop(self) -> None:
         """Write no more."""
-        running_calls(self._cp).discard(self._call_id)
+        self._attempts.running.discard(self._call_id)
 
         if self._timer is not None:
             self._timer.cancel()
@@ -327,26 +312,22 @@ class Heartbeat:
         await self.stop()
 
         if self._count:
-            await delete_heartbeats(self._cp, self._key)
+            await self._attempts.delete_heartbeats(self._key)
 
-    def _begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._beat())
-
-    async def _beat(self) -> None:
+    async def _beat(self, interval: float) -> None:
         while True:
             self._count += 1
+            beat: dict[str, JsonValue] = {self._call_id: self._count}
 
             try:
-                await self._cp.save_extra(
-                    heartbeat_thread(self._key), {self._call_id: self._count}
-                )
+                await self._attempts.cp.save_extra(heartbeat_thread(self._key), beat)
             except Closed:  # the process has given up the store, and the call with it
-                running_calls(self._cp).discard(self._call_id)
+                self._attempts.running.discard(self._call_id)
                 return
             except Exception:
                 log.warning("a heartbeat of %r failed", self._call_id, exc_info=True)
 
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(interval)
 
 
 async def read_heartbeat(
@@ -358,25 +339,10 @@ async def read_heartbeat(
     return call_id, None if data is None else data.extra.get(call_id)
 
 
-async def delete_heartbeats(cp: Checkpointer[Any], key: str) -> None:
-    """Delete the heartbeats of a key, if the store can delete threads.
-
-    Those of a newer attempt are deleted too. Its watchers see that as one more
-    sign of life.
-    """
-    if not isinstance(cp, ErasesThreads):
-        return
-
-    try:
-        await cp.delete_thread(heartbeat_thread(key))
-    except CheckpointerError:
-        log.warning("could not delete %r", heartbeat_thread(key), exc_info=True)
-
-
 # Attempts whose process is gone
 
 
-Action = Literal["discarded", "landed", "released", "surfaced", "alive", "finished"]
+Action = Literal["landed", "released", "surfaced", "alive", "finished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,10 +351,10 @@ class Resumed:
 
     ``record`` is the call as it is stored now. ``action`` is one of
 
-    - ``discarded``: the tool only reads; the key is free
     - ``landed``: ``verify`` found the effect; its result is recorded, as a new attempt
       if this one was released meanwhile
-    - ``released``: ``verify`` says that nothing happened; the key is free
+    - ``released``: ``verify`` says that nothing happened, or the tool only reads; the
+      key is free
     - ``surfaced``: the outcome is unknown; the call stays issued, a person decides
     - ``alive``: its run has shown that it lives
     - ``finished``: its own run recorded an outcome during the resume, or it was erased
@@ -408,54 +374,32 @@ class Resumed:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CallsWait:
-    """A recovery watches ``calls`` calls of a thread before it takes them for dead."""
-
-    thread_id: str
-    calls: int
-    seconds: float
-
-    def __str__(self) -> str:
-        return (
-            f"thread {self.thread_id!r}: {self.calls} without an outcome; this waits "
-            f"up to {self.seconds:g} s for a heartbeat of each before it counts as dead"
-        )
-
-
 async def find_silent(
     attempts: Attempts,
     thread_id: str,
     calls: Sequence[CallRecord],
-    stale_after: float | None,
-    on_wait: WaitHook | None,
-) -> dict[str, StaleDetector | None]:
-    """Return the calls whose own holder has been silent, by call id.
+) -> dict[str, StaleDetector]:
+    """Return the calls whose own holder is silent, by call id, with the proof.
 
-    There are two proofs. A call carries the term of the lease under which it runs: if
-    that term was taken over after silence, the value is ``None``. Else this watches the
-    call's heartbeat for its ``stale_after``, and the value is the detector. A call that
-    this process runs is alive.
+    There are two proofs. A call carries the term of the lease under which it runs, and
+    that term was taken over after silence. Else this watches the call's heartbeat for
+    its ``stale_after``. A call that this process runs is alive.
     """
-    if stale_after is not None:
-        check_interval("stale_after", stale_after)
+    silent: dict[str, StaleDetector] = {}
+    watched: dict[str, tuple[CallRecord, StaleDetector]] = {}
 
-    silent: dict[str, StaleDetector | None] = {
-        one.call.call_id: None for one in calls if await _was_taken_over(attempts, one)
-    }
-    watched = {
-        one.call.call_id: (one, StaleDetector(_limit(one, stale_after)))
-        for one in calls
-        if one.call.call_id not in silent and one.call.call_id not in attempts.running
-    }
+    for one in calls:
+        if one.call.call_id not in attempts.running:
+            is_dead = await _was_taken_over(attempts, one)
+            seconds = 0.0 if is_dead else stale_after_of(one)
+            watched[one.call.call_id] = one, StaleDetector(seconds)
 
-    if watched:
-        longest = max(stale.stale_after for _, stale in watched.values())
-        wait = CallsWait(thread_id, len(watched), longest)
-        log.warning("%s", wait)
-
-        if on_wait is not None:
-            on_wait(wait)
+    if waits := [one.stale_after for _, one in watched.values() if one.stale_after]:
+        log.warning(
+            "thread %r: %d without an outcome; waits up to %g s for a heartbeat of "
+            "each before it counts as dead",
+            *(thread_id, len(waits), max(waits)),
+        )
 
     while watched:
         for call_id, (record, stale) in list(watched.items()):
@@ -470,11 +414,6 @@ async def find_silent(
             await asyncio.sleep(pause)
 
     return silent
-
-
-def _limit(record: CallRecord, own: float | None) -> float:
-    """Return the ``stale_after`` of an attempt or of its observer: the longer one."""
-    return max(stale_after_of(record), own or 0.0)
 
 
 async def _is_over(attempts: Attempts, record: CallRecord) -> bool:
@@ -516,7 +455,7 @@ async def ask_verify(verify: Verify, holder: CallRecord) -> Landed | NotLanded |
         answer: Any = await call_callback(verify, effect)
 
         if isinstance(answer, Landed):
-            value_envelope(answer.result)  # raises if it cannot be recorded
+            Outcome.result(answer.result)  # raises if it cannot be recorded
     except Exception as exc:
         log.warning("verify of %s failed", effect.tool, exc_info=True)
         return f"verify raised {exception_type(exc)}: {exception_message(exc)}"

@@ -4,7 +4,7 @@
 `plan_effect` checks a caller's request and names the effect.
 
 A key is the SHA-256 of a canonical JSON array. The array has no separator that a value
-could contain, so two effects share a key only if scope, tool, kind and chosen values
+could contain, so two effects share a key only if thread, tool, kind and chosen values
 are all equal. Keys are a stored format: a later version must find what this one wrote.
 """
 
@@ -21,12 +21,11 @@ from typing import Any, Literal, TypedDict
 from cpkit.canonical import canonical_json
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json
-from cpkit.errors import InvalidId, SerializationError
+from cpkit.errors import InvalidId
 from cpkit.records import JsonValue
 from cpkit.waiting import STALE_AFTER, check_interval, check_limit
 
 __all__ = [
-    "GLOBAL_THREAD",
     "Approval",
     "Decision",
     "Effect",
@@ -39,7 +38,6 @@ __all__ = [
     "NotLanded",
     "Options",
     "Policy",
-    "Scope",
     "Verdict",
     "Verify",
     "call_callback",
@@ -52,11 +50,6 @@ __all__ = [
     "reopened_key",
     "request_key",
 ]
-
-GLOBAL_THREAD = "cpkit:global"
-"""The thread of all effects and approval requests with scope ``"global"``."""
-
-Scope = Literal["thread", "global"]
 
 Verdict = Literal["approved", "denied", "expired", "withdrawn"]
 
@@ -87,11 +80,6 @@ class Decision:
     origin: str | None = None
     value: JsonValue = None
 
-    @property
-    def is_approved(self) -> bool:
-        """Whether the effect may run."""
-        return self.verdict == "approved"
-
     def __str__(self) -> str:
         by = "" if self.by is None else f" by {self.by}"
         reason = "" if self.reason is None else f": {self.reason}"
@@ -104,8 +92,7 @@ class Effect:
 
     ``key`` names the effect in the whole store. Pass it downstream as the idempotency
     key where the other side takes one. ``attempt`` counts 1, 2, … and is a fencing
-    token: a later claim of the key always has a higher one. ``thread_id`` is the
-    thread that has the record, which is ``cpkit:global`` for a global scope.
+    token: a later claim of the key always has a higher one.
 
     A policy is called before the claim: ``call_id`` is empty then, and ``attempt`` is
     0. ``tool_call_id`` is the model's id of its request. ``decision`` is the approval
@@ -221,7 +208,6 @@ class EffectOptions(TypedDict, total=False):
     Those that are left out are the ledger's.
     """
 
-    scope: Scope
     key: Literal["arguments", "call"]
     key_fields: Sequence[str] | None
     idempotency_key: str | None
@@ -232,7 +218,6 @@ class EffectOptions(TypedDict, total=False):
     approval_timeout: float | Literal["auto"] | None
     expires_after: float | None
     stale_after: float | None
-    release_failures: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,9 +225,9 @@ class Options:
     """All that can be said about an effect. Times are in seconds, ``None``: no limit.
 
     What names it
-        All arguments; with ``key_fields`` those arguments; with ``key="call"`` all
-        arguments and the model's ``tool_call_id``; or the given ``idempotency_key``.
-        With scope ``"global"`` it is the same effect in every thread.
+        The thread, the tool, and all arguments; with ``key_fields`` those arguments;
+        with ``key="call"`` all arguments and the model's ``tool_call_id``; or the given
+        ``idempotency_key``.
 
     Who runs it
         ``run_thread`` is the thread that a worker runs after a decision: by default
@@ -254,11 +239,8 @@ class Options:
         no limit elsewhere. A request expires after ``expires_after``. A holder without
         a heartbeat for ``stale_after`` is taken over: ``verify`` says whether its
         effect landed; without ``verify`` the handler runs again.
-
-    A handler's exception is final. With ``release_failures`` it frees the key.
     """
 
-    scope: Scope = "thread"
     key: Literal["arguments", "call"] = "arguments"
     key_fields: Sequence[str] | None = None
     idempotency_key: str | None = None
@@ -269,12 +251,8 @@ class Options:
     approval_timeout: float | Literal["auto"] | None = "auto"
     expires_after: float | None = None
     stale_after: float | None = None
-    release_failures: bool = False
 
     def __post_init__(self) -> None:
-        if self.scope not in ("thread", "global"):
-            raise ValueError(f"scope must be 'thread' or 'global', not {self.scope!r}")
-
         if self.key not in ("arguments", "call"):
             raise ValueError(f"key must be 'arguments' or 'call', not {self.key!r}")
 
@@ -330,11 +308,11 @@ class Options:
 class EffectPlan:
     """A checked request for an effect.
 
-    ``thread_id`` is the agent's thread, for tracing; ``effect.thread_id`` is the thread
-    that has the record. ``is_recovered``: a recovery runs it again.
+    ``key`` is that of the request, under which leases know the effect; ``effect.key``
+    is another one if a person reopened a failure. ``is_recovered``: a recovery runs it.
     """
 
-    thread_id: str
+    key: str
     effect: Effect
     kind: KeyKind
     options: Options
@@ -354,21 +332,11 @@ def plan_effect(
     if tool.startswith("cpkit:"):
         raise InvalidId("tool_name", "must not start with 'cpkit:', which is reserved")
 
-    if not isinstance(args, Mapping):
-        raise SerializationError(
-            ("args",), f"args is a JSON object, not {type(args).__name__}"
-        )
-
     copied: Any = copy_json(dict(args), "args")
     kind, values = _key_values(tool, copied, options)
-    effect = Effect(
-        effect_key(options.scope, thread_id, tool, kind, values),
-        GLOBAL_THREAD if options.scope == "global" else thread_id,
-        tool,
-        copied,
-        tool_call_id=options.tool_call_id,
-    )
-    return EffectPlan(thread_id, effect, kind, options)
+    key = effect_key(thread_id, tool, kind, values)
+    effect = Effect(key, thread_id, tool, copied, tool_call_id=options.tool_call_id)
+    return EffectPlan(key, effect, kind, options)
 
 
 def _key_values(
@@ -403,12 +371,9 @@ def _key_values(
 # Keys
 
 
-def effect_key(
-    scope: Scope, thread_id: str, tool: str, kind: KeyKind, values: JsonValue
-) -> str:
+def effect_key(thread_id: str, tool: str, kind: KeyKind, values: JsonValue) -> str:
     """Return the idempotency key of an effect."""
-    where: list[JsonValue] = ["global"] if scope == "global" else ["thread", thread_id]
-    return _digest([where, tool, kind, values])
+    return _digest([["thread", thread_id], tool, kind, values])
 
 
 def request_key(key: str, number: int) -> str:

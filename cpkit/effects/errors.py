@@ -15,6 +15,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from cpkit.errors import CheckpointerError
 from cpkit.records import CallRecord
 
@@ -30,15 +33,13 @@ __all__ = [
 ]
 
 
+@dataclass(eq=False, repr=False)
 class _OfEffect:
-    """Names the effect of an error; ``facts`` are the other arguments."""
-
-    def __init__(self, key: str, tool: str, *facts: object) -> None:
-        super().__init__(key, tool, *facts)  # type: ignore[call-arg]  # an exception's
-        self.key = key
-        self.tool = tool
+    key: str
+    tool: str
 
 
+@dataclass(eq=False, repr=False)
 class EffectFailed(_OfEffect, CheckpointerError):
     """The effect ran and failed, and that is its final outcome.
 
@@ -46,30 +47,24 @@ class EffectFailed(_OfEffect, CheckpointerError):
     handler raised it gets that exception itself.
     """
 
-    def __init__(self, key: str, tool: str, error_type: str, reason: str) -> None:
-        super().__init__(key, tool, error_type, reason)
-        self.error_type = error_type
-        self.reason = reason
+    error_type: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.tool!r} failed with {self.error_type}: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class EffectDenied(_OfEffect, CheckpointerError):
     """The effect needs an approval and was denied; it did not run.
 
-    It never runs, unless `EffectLedger.ask_again` reopens the request.
+    It never runs, unless `EffectLedger.ask_again` makes a new request.
     """
 
-    ends_run = True
+    reason: str | None = None
+    by: str | None = None
+    ends_run: ClassVar[bool] = True
     """A run that ends with this error has ended: nothing of it is left to do."""
-
-    def __init__(
-        self, key: str, tool: str, reason: str | None = None, by: str | None = None
-    ) -> None:
-        super().__init__(key, tool, reason, by)
-        self.reason = reason
-        self.by = by
 
     def __str__(self) -> str:
         by = "" if self.by is None else f" by {self.by}"
@@ -78,7 +73,7 @@ class EffectDenied(_OfEffect, CheckpointerError):
 
 
 class ApprovalExpired(EffectDenied):
-    """The request expired, undecided or unused; `EffectLedger.ask_again` reopens it."""
+    """The request expired, undecided or unused; see `EffectLedger.ask_again`."""
 
     def __str__(self) -> str:
         return f"the approval request of {self.tool!r} expired; ask_again() reopens it"
@@ -91,6 +86,7 @@ class ApprovalWithdrawn(EffectDenied):
         return f"the approval request of {self.tool!r} was withdrawn"
 
 
+@dataclass(eq=False, repr=False)
 class EffectTimeout(_OfEffect, CheckpointerError):
     """The run waited for ``seconds`` in vain, and did nothing.
 
@@ -98,18 +94,9 @@ class EffectTimeout(_OfEffect, CheckpointerError):
     key, or ``None`` if the run waited for a decision.
     """
 
-    def __init__(
-        self,
-        key: str,
-        tool: str,
-        seconds: float,
-        waiting_for: str,
-        holder: CallRecord | None = None,
-    ) -> None:
-        super().__init__(key, tool, seconds, waiting_for, holder)
-        self.seconds = seconds
-        self.waiting_for = waiting_for
-        self.holder = holder
+    seconds: float
+    waiting_for: str
+    holder: CallRecord | None = None
 
     @property
     def ends_run(self) -> bool:
@@ -123,6 +110,7 @@ class EffectTimeout(_OfEffect, CheckpointerError):
         return f"{self.tool!r}: waited {self.seconds:g} s for {self.waiting_for}"
 
 
+@dataclass(eq=False, repr=False)
 class EffectErased(_OfEffect, CheckpointerError):
     """The effect, or its approval, is recorded, but its content was erased.
 
@@ -130,10 +118,8 @@ class EffectErased(_OfEffect, CheckpointerError):
     is neither replayed nor run again.
     """
 
-    def __init__(self, key: str, tool: str, status: str, what: str = "effect") -> None:
-        super().__init__(key, tool, status, what)
-        self.status = status
-        self.what = what
+    status: str
+    what: str = "effect"
 
     def __str__(self) -> str:
         return (
@@ -152,6 +138,7 @@ class KeyReused(_OfEffect, CheckpointerError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class Superseded(CheckpointerError):
     """Another process recorded an outcome for the attempt first.
 
@@ -159,10 +146,8 @@ class Superseded(CheckpointerError):
     stored now.
     """
 
-    def __init__(self, key: str, record: CallRecord) -> None:
-        super().__init__(key, record)
-        self.key = key
-        self.record = record
+    key: str
+    record: CallRecord
 
     def __str__(self) -> str:
         call = self.record.call

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 from cpkit.effects.approvals import Approvals, Notifier
-from cpkit.effects.attempts import Heartbeat, delete_heartbeats
+from cpkit.effects.attempts import Heartbeat, Resumed, find_silent
 from cpkit.effects.effect import (
     EffectOptions,
     EffectPlan,
@@ -21,26 +21,52 @@ from cpkit.effects.effect import (
 )
 from cpkit.effects.errors import EffectTimeout, Superseded
 from cpkit.effects.people import ForPeople
-from cpkit.effects.records import (
-    Outcome,
-    error_envelope,
-    outcome_of,
-    released_envelope,
-)
-from cpkit.effects.recovery import (
-    RecoverReport,
-    resume_thread,
-)
+from cpkit.effects.records import Outcome, effect_of
 from cpkit.effects.run import EffectRun, RunResult
 from cpkit.effects.similar import Similar
 from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, run_recorded
-from cpkit.effects.tracing import Trail, log
+from cpkit.effects.tracing import log, mark, traced
 from cpkit.errors import BackendUnavailable
-from cpkit.lease import Lease, WaitHook, held_leases, note_effect, thread_lease
+from cpkit.lease import Lease, held_leases, note_effect, thread_lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
+from cpkit.waiting import StaleDetector
 
-__all__ = ["Begun", "EffectLedger"]
+__all__ = ["Begun", "EffectLedger", "RecoverReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverReport:
+    """What `EffectLedger.resume` or ``recover`` found and did.
+
+    ``calls`` has one entry for each pending call. A person decides the ``surfaced``
+    ones: ``landed(key, result)`` if the effect happened, ``not_landed(key)`` if it did
+    not. ``outcomes`` are the calls that recover ran again, with their answers for the
+    model, and ``healed`` is the answer of its ``heal`` callback.
+    """
+
+    thread_id: str
+    calls: tuple[Resumed, ...]
+    outcomes: tuple[tuple[Resumed, ToolOutcome], ...] = ()
+    healed: object = None
+
+    @property
+    def surfaced(self) -> tuple[Resumed, ...]:
+        """The calls that a person must decide."""
+        return tuple(call for call in self.calls if call.action == "surfaced")
+
+    def __str__(self) -> str:
+        found = f"{len(self.calls)} pending" if self.calls else "nothing was pending"
+        lines = [f"thread {self.thread_id!r}: {found}"]
+        lines += [f"  {call}" for call in self.calls]
+
+        for call, outcome in self.outcomes:
+            how = f"error: {outcome.content}" if outcome.is_error else "done"
+            lines.append(f"  ran {call.record.call.tool_name}: {how}")
+
+        lines += [] if self.healed is None else [f"healed: {self.healed}"]
+        return "\n".join(lines)
+
 
 Heal = Callable[[Checkpointer[Any], str, RecoverReport], Awaitable[object] | object]
 """Closes what a crash left open in the conversation of a recovered thread."""
@@ -128,7 +154,12 @@ class EffectLedger(ForPeople):
         """
         check_callback("handler", handler, "effect")
         plan = plan_effect(thread_id, tool, args, self.options.merged(options))
-        return (await self.execute(plan, handler)).value()
+        result = await self.execute(plan, handler)
+
+        if result.error is not None:
+            raise result.error
+
+        return result.value
 
     async def begin(
         self,
@@ -145,14 +176,14 @@ class EffectLedger(ForPeople):
         """
         plan = plan_effect(thread_id, tool, args, self.options.merged(options))
 
-        with Trail(plan.effect, thread_id) as trail:
-            run = self.make_run(self._attempts, self._approvals, plan, trail)
+        with traced(plan.effect):
+            run = self.make_run(self._attempts, self._approvals, plan)
             record, heartbeat = await run.begin()
 
         if heartbeat is not None:
             leases = held_leases(self.cp)
-            self._begun[record.call.call_id] = heartbeat, leases, plan.effect.key
-            note_effect(leases, plan.effect.key, "running")
+            self._begun[record.call.call_id] = heartbeat, leases, plan.key
+            note_effect(leases, plan.key, "running")
 
         return Begun(record, heartbeat is not None)
 
@@ -170,10 +201,10 @@ class EffectLedger(ForPeople):
         new attempt. Raises ``Superseded`` if another attempt or another outcome won. A
         result that JSON cannot hold is recorded as a final failure, and raised.
         """
-        outcome = outcome_of(result)
+        outcome = Outcome.returned(result)
 
         if error is not None:
-            outcome = Outcome(error_envelope(error))
+            outcome = replace(Outcome.failure(error), raised=None)
 
         return await self._end(record, outcome)
 
@@ -182,9 +213,7 @@ class EffectLedger(ForPeople):
 
         Raises ``Superseded`` if another outcome is recorded.
         """
-        return await self._end(
-            record, Outcome(released_envelope(reason), success=False)
-        )
+        return await self._end(record, Outcome.release(reason))
 
     def key(
         self,
@@ -204,29 +233,19 @@ class EffectLedger(ForPeople):
 
     # After a crash
 
-    async def resume(
-        self,
-        thread_id: str,
-        tools: Iterable[Tool],
-        *,
-        stale_after: float | None = None,
-        on_wait: WaitHook | None = None,
-    ) -> RecoverReport:
+    async def resume(self, thread_id: str, tools: Iterable[Tool]) -> RecoverReport:
         """Find out how the thread's pending calls ended whose process is gone.
 
         A call is an orphan only if its own holder was silent: the lease under which it
-        ran was taken over, or this has watched it for ``stale_after`` seconds (15, and
-        never less than its run asked for). The log says so, and ``on_wait`` is called
-        with a `CallsWait`. Calls that this process runs are alive.
+        ran was taken over, or this has watched it for the ``stale_after`` of its run
+        (15 seconds by default); the log says so. Calls that this process runs are
+        alive.
 
-        An orphan of a read-only tool is discarded. Of another tool, ``verify`` decides:
-        its result is recorded, or its key is freed. All other calls stay as they are.
+        Of an orphan, ``verify`` decides: its result is recorded, or its key is freed.
+        The key of a read-only tool is freed. All other calls stay as they are.
         Resume executes no tool, takes no lease, and touches no approval request.
         """
-        named = ToolRegistry(self, tools)
-        return await resume_thread(
-            self._attempts, thread_id, named, stale_after, on_wait
-        )
+        return await self._resume(thread_id, ToolRegistry(self, tools), None)
 
     async def recover(
         self,
@@ -234,8 +253,6 @@ class EffectLedger(ForPeople):
         tools: Iterable[Tool],
         *,
         lease: Lease | None = None,
-        stale_after: float | None = None,
-        on_wait: WaitHook | None = None,
         heal: Heal | None = None,
     ) -> RecoverReport:
         """Do all that a thread needs after a crash of its run, under its lease.
@@ -243,42 +260,29 @@ class EffectLedger(ForPeople):
         For each pending call this does what `resume` does, and runs it again through
         its tool if nothing happened, before the next call. Last it calls ``heal(cp,
         thread_id, report)``, which can close tool calls that the conversation left
-        open. ``surfaced`` calls are for a person, and effects that need an undecided
-        approval are reported, not waited for. A ledger without ``requires_approval``
-        runs no call whose approval request is not approved.
-
-        After a crash or an error of the store, recover again. A call that was released
-        and not yet claimed again is not pending: a new request of the agent runs it.
+        open. Effects that need an undecided approval are reported, not waited for. A
+        ledger without ``requires_approval`` runs no call whose request is not approved.
+        After a crash or an error of the store, recover again.
 
         A lease under which the current task runs is used; pass another task's as
-        ``lease``. While another process holds it, ``on_wait`` is called with a
-        `LeaseWait`. Raises ``LeaseTimeout`` if another process runs the thread, and
+        ``lease``. Raises ``LeaseTimeout`` if another process runs the thread, and
         ``LeaseLost`` if the lease was lost before the calls were read.
         """
         if heal is not None:
             check_callback("heal", heal, "cp", "thread_id", "report")
 
         named = ToolRegistry(self, tools)
-
-        async def run(record: CallRecord) -> ToolOutcome | None:
-            tool = named[record.call.tool_name]
-            return await run_recorded(self, self._attempts, thread_id, tool, record)
-
         own = [one for one in held_leases(self.cp) if one.thread_id == thread_id]
         lease = lease or next(iter(own), None)
 
         if lease is not None and lease.thread_id != thread_id:
             raise ValueError(f"{lease!r} is not a lease of thread {thread_id!r}")
 
-        taken = thread_lease(
-            self.cp, thread_id, timeout=self.options.timeout, on_wait=on_wait
-        )
+        taken = thread_lease(self.cp, thread_id, timeout=self.options.timeout)
         taken.run_no_agent()
 
         async with taken if lease is None else nullcontext(lease) as held:
-            report = await resume_thread(
-                self._attempts, thread_id, named, stale_after, on_wait, held, run
-            )
+            report = await self._resume(thread_id, named, held)
 
             if heal is None:
                 return report
@@ -286,44 +290,98 @@ class EffectLedger(ForPeople):
             healed = await call_callback(heal, self.cp, thread_id, report)
             return replace(report, healed=healed)
 
+    async def _resume(
+        self, thread_id: str, tools: ToolRegistry, lease: Lease | None
+    ) -> RecoverReport:
+        """Resume the thread; under a ``lease``, run each released call again."""
+        calls: list[CallRecord] = await self._attempts.cp.list_calls(thread_id)
+
+        if lease is not None:
+            # After the read: if the lease was lost before, the new owner runs them.
+            await lease.check()
+
+        pending = [
+            one
+            for one in calls
+            if one.status == "issued"
+            and not one.erased
+            and not one.call.tool_name.startswith("cpkit:")
+        ]
+        effects = [one for one in pending if effect_of(one) is not None]
+        silent = await find_silent(self._attempts, thread_id, effects)
+        resumed: list[Resumed] = []
+        outcomes: list[tuple[Resumed, ToolOutcome]] = []
+
+        for record in pending:
+            stale = silent.get(record.call.call_id)
+
+            if record not in effects:
+                found = Resumed(record, "surfaced", "it was not recorded by a ledger")
+            elif stale is None:
+                found = await self._attempts.look_again(record)
+            else:
+                found = await self._end_orphan(record, tools, stale)
+
+            resumed.append(found)
+            log.info("resume of %r: %s", thread_id, found.action)
+
+            if found.action == "released" and lease is not None:
+                outcome = await run_recorded(
+                    self, self._attempts, tools[record.call.tool_name], found.record
+                )
+                outcomes += [] if outcome is None else [(found, outcome)]
+
+        return RecoverReport(thread_id, tuple(resumed), tuple(outcomes))
+
+    async def _end_orphan(
+        self, record: CallRecord, tools: ToolRegistry, stale: StaleDetector
+    ) -> Resumed:
+        """Find out what happened to an orphan, and record it if that is known."""
+        if record.call.tool_name not in tools:
+            return Resumed(record, "surfaced", "its tool was not passed to resume")
+
+        tool = tools[record.call.tool_name]
+        verify, reason = tool.verify, "verify says that it did not land"
+
+        if tool.side_effects == "read":
+            verify, reason = None, "the tool only reads"
+        elif verify is None:
+            return Resumed(record, "surfaced", "its tool has no verify")
+
+        return await self._attempts.close_silent(record, verify, stale, reason)
+
     # For this package only
 
-    async def execute(
-        self, plan: EffectPlan, handler: Handler, *, wants_attempt: bool = True
-    ) -> RunResult:
+    async def execute(self, plan: EffectPlan, handler: Handler) -> RunResult:
         """Run a planned effect, and return how it ended.
 
         The leases under which it runs know whether it is open: a run that ends with an
         effect open is unfinished, unless the effect waits for a person.
         """
-        key = plan.effect.key
         leases = held_leases(self.cp)
         self._similar.note(plan)
-        note_effect(leases, key, "running")
+        note_effect(leases, plan.key, "running")
 
-        with Trail(plan.effect, plan.thread_id) as trail:
-            run = self.make_run(self._attempts, self._approvals, plan, trail)
-
+        with traced(plan.effect):
             try:
-                result = await run.run(handler, wants_attempt=wants_attempt)
+                run = self.make_run(self._attempts, self._approvals, plan)
+                result = await run.run(handler)
             except (EffectTimeout, BackendUnavailable):
                 raise  # it is open
             except Exception:
-                note_effect(leases, key, None)
+                note_effect(leases, plan.key, None)
                 raise
 
-            note_effect(leases, key, None)
-            error_type = result.error_type()
-
-            if error_type is not None:
-                trail.failed(error_type)
-
+            note_effect(leases, plan.key, None)
+            mark(result.error, replayed=result.replayed)
             return result
 
     async def _end(self, record: CallRecord, outcome: Outcome) -> CallRecord:
         """Record the outcome of a begun effect; raise ``Superseded`` if it lost."""
         key = record.call.idempotency_key
-        stored, outcome = await self._attempts.record(record, outcome)
+        stored, outcome = await self._attempts.close(
+            record.thread_id, record.call, outcome
+        )
 
         if record.call.call_id in self._begun:
             heartbeat, leases, noted = self._begun.pop(record.call.call_id)
@@ -332,7 +390,7 @@ class EffectLedger(ForPeople):
         else:
             # A person decides the attempt of another process, which may have written
             # heartbeats.
-            await delete_heartbeats(self.cp, key)
+            await self._attempts.delete_heartbeats(key)
 
         if stored.status == "completed":
             await self._requests.settle_used(key)

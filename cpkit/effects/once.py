@@ -28,7 +28,7 @@ __all__ = ["ONCE_THREADS", "once"]
 ONCE_THREADS = "cpkit:once:"
 """How the ids of the threads start that have the records of plain functions."""
 
-_NAMING = {"scope", "key_fields", "idempotency_key", "tool_call_id"}
+_NAMING = {"key_fields", "idempotency_key", "tool_call_id"}
 
 
 def once(

@@ -10,7 +10,6 @@ from typing import Any, TypedDict, Unpack
 from cpkit.driver.ids import check_id
 from cpkit.effects.attempts import Attempts, find_silent
 from cpkit.effects.effect import (
-    Decision,
     Effect,
     Verdict,
     copy_json,
@@ -21,13 +20,11 @@ from cpkit.effects.records import (
     REOPEN,
     Outcome,
     effect_of,
-    error_type_of,
+    failure_of,
     fresh_call_id,
-    released_envelope,
-    value_envelope,
 )
 from cpkit.effects.requests import ApprovalRequest, Requests
-from cpkit.lease import WaitHook, this_process
+from cpkit.lease import this_process
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue, ToolCall
 
@@ -63,7 +60,7 @@ class ForPeople:
     def __init__(self, cp: Checkpointer[Any], ui: str | None = None) -> None:
         self.cp = cp
         self._attempts = Attempts(cp)
-        self._requests = Requests(self._attempts, ui)
+        self._requests = Requests(cp, ui)
 
     # Approvals
 
@@ -94,17 +91,6 @@ class ForPeople:
     ) -> ApprovalRequest | None:
         """Return an effect's request, decided or not; selected as in `approve`."""
         return await self._requests.find(check_id("key", key), args, number)
-
-    async def decision(
-        self,
-        key: str,
-        *,
-        args: Mapping[str, JsonValue] | None = None,
-        number: int | None = None,
-    ) -> Decision | None:
-        """Return the decision on a request; ``None`` if it is undecided or unknown."""
-        request = await self.request(key, args=args, number=number)
-        return None if request is None else request.decision
 
     async def approve(
         self,
@@ -165,9 +151,7 @@ class ForPeople:
                 request, {**said, **_signed(options)}
             )
 
-        made = None if request is None else request.decision
-
-        if request is None or made is None or made.verdict != verdict:
+        if request is None or request.verdict != verdict:
             return False
 
         if verdict == "withdrawn":
@@ -194,7 +178,7 @@ class ForPeople:
 
         # Whether an approval was not used in time, only the store's clock knows. If
         # this process's clock is ahead of it, a person is asked twice.
-        if request.is_approved and not request.is_late(datetime.now(UTC)):
+        if request.verdict == "approved" and not request.is_late(datetime.now(UTC)):
             raise ValueError(f"{key!r} is approved already, so there is nothing to ask")
 
         effect = Effect(key, request.thread_id, request.tool, request.args)
@@ -221,9 +205,6 @@ class ForPeople:
         self,
         key: str,
         result: JsonValue = None,
-        *,
-        stale_after: float | None = None,
-        on_wait: WaitHook | None = None,
         **signature: Unpack[Signature],
     ) -> CallRecord:
         """Record a person's word that an effect in doubt happened, with its result.
@@ -231,33 +212,18 @@ class ForPeople:
         First this watches the attempt, as `resume` does. Raises ``ValueError`` if a run
         is executing it, or if the key has no attempt without an outcome.
         """
-        said = Outcome(value_envelope(result))
-        return await self._say(key, said, stale_after, on_wait, signature)
+        return await self._say(key, Outcome.result(result), signature)
 
-    async def not_landed(
-        self,
-        key: str,
-        *,
-        stale_after: float | None = None,
-        on_wait: WaitHook | None = None,
-        **signature: Unpack[Signature],
-    ) -> CallRecord:
+    async def not_landed(self, key: str, **signature: Unpack[Signature]) -> CallRecord:
         """Record a person's word that an effect in doubt did not and will not happen.
 
         Its key is free: the next run runs the effect. Otherwise as `landed`.
         """
-        said = Outcome(
-            released_envelope("a person says that it did not land"), success=False
-        )
-        return await self._say(key, said, stale_after, on_wait, signature)
+        said = Outcome.release("a person says that it did not land")
+        return await self._say(key, said, signature)
 
     async def _say(
-        self,
-        key: str,
-        outcome: Outcome,
-        stale_after: float | None,
-        on_wait: WaitHook | None,
-        signature: Signature,
+        self, key: str, outcome: Outcome, signature: Signature
     ) -> CallRecord:
         key, record = await self._attempts.newest(key)
         is_open = record is not None and record.status == "issued"
@@ -265,9 +231,7 @@ class ForPeople:
         if record is None or not is_open or effect_of(record) is None:
             raise ValueError(f"no attempt of an effect {key!r} is without an outcome")
 
-        silent = await find_silent(
-            self._attempts, record.thread_id, [record], stale_after, on_wait
-        )
+        silent = await find_silent(self._attempts, record.thread_id, [record])
 
         if record.call.call_id not in silent:
             raise ValueError(
@@ -275,11 +239,8 @@ class ForPeople:
                 "doubt: a run is executing it, or has ended it"
             )
 
-        said = {**outcome.result, "said": _signed(signature)}
-        stored, _ = await self._attempts.close_orphan(
-            record, replace(outcome, result=said)
-        )
-        return stored
+        said = {**outcome.stored, "said": _signed(signature)}
+        return await self._attempts.close_orphan(record, replace(outcome, stored=said))
 
     async def reopen(self, key: str, **signature: Unpack[Signature]) -> str:
         """Let an effect run again whose final failure is known to be without effect.
@@ -289,16 +250,17 @@ class ForPeople:
         """
         key, record = await self._attempts.newest(check_id("key", key))
 
-        if record is None or error_type_of(record) is None:
+        if record is None or failure_of(record) is None:
             raise ValueError(
                 f"{key!r} has no final failure, so there is nothing to reopen"
             )
 
         call = ToolCall(fresh_call_id("reopen"), REOPEN, {"key": key}, reopen_key(key))
-        # Another person's record holds the key: then it is completed here.
+        # Another person's record may hold the key: then it is completed here.
         held = await self._attempts.claim(record.thread_id, call)
-        attempt = held or replace(record, call=call)
-        await self._attempts.resolve(attempt, Outcome(_signed(signature)))
+        call = call if held is None else held.call
+        said = Outcome(_signed(signature))
+        await self._attempts.resolve(record.thread_id, call, said)
         return reopened_key(key)
 
 

@@ -8,9 +8,10 @@ Call records
     ``lease`` (the term under which it runs, and the lease's thread), ``decision`` (the
     approval), and ``asked`` (the arguments before a person changed them). A completed
     result is ``{"value": …}`` or ``{"error": {"type": …, "message": …}}``, so that no
-    value can be mistaken for an error, and ``None`` is a result like any other. The
-    result of a released attempt is ``{"released": reason}``. If a person said how an
-    attempt ended, ``said`` has the name, the reason and the program.
+    value can be mistaken for an error, and ``None`` is a result like any other. An
+    attempt is *released* if its record's status is ``failed``: it had no effect, and
+    its result is ``{"released": reason}``. If a person said how an attempt ended,
+    ``said`` has the name, the reason and the program.
 
 Heartbeats
     The extra of the thread ``cpkit:beats:…`` has a count under an attempt's call id.
@@ -19,15 +20,15 @@ Heartbeats
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 from os import urandom
 from traceback import format_exception_only
-from typing import Any
+from typing import Any, Self
 
 from cpkit.effects.effect import Decision, Effect, Verdict, copy_json
-from cpkit.effects.errors import EffectErased, EffectFailed
+from cpkit.effects.errors import EffectFailed
 from cpkit.records import CallRecord, JsonValue
 
 __all__ = [
@@ -37,18 +38,16 @@ __all__ = [
     "asked_args",
     "call_args",
     "effect_of",
-    "error_envelope",
-    "error_type_of",
     "exception_message",
     "exception_type",
+    "failure_of",
     "fresh_call_id",
     "heartbeat_thread",
+    "is_released",
     "next_call_id",
-    "outcome_of",
-    "released_envelope",
     "result_of",
     "signed",
-    "value_envelope",
+    "state_of",
 ]
 
 APPROVAL = "cpkit:approval"
@@ -85,34 +84,26 @@ def next_call_id(call_id: str) -> str:
 def call_args(
     effect: Effect,
     asked: Mapping[str, JsonValue],
-    lease: tuple[str, str] | None,
+    lease: list[JsonValue] | None,
     stale_after: float,
 ) -> dict[str, JsonValue]:
     """Return the args of the call record; ``asked`` are those that were asked for."""
-    found: dict[str, JsonValue] = {
+    made: Any = None if effect.decision is None else asdict(effect.decision)
+
+    if made is not None and made["at"] is not None:
+        made["at"] = made["at"].isoformat()
+
+    optional: dict[str, JsonValue] = {
+        "asked": None if asked == effect.args else dict(asked),
+        "tool_call_id": effect.tool_call_id,
+        "lease": lease,
+        "decision": made,
+    }
+    return {
         "args": dict(effect.args),
         "stale_after": stale_after,
+        **{name: value for name, value in optional.items() if value is not None},
     }
-
-    if asked != effect.args:
-        found["asked"] = dict(asked)
-
-    if effect.tool_call_id is not None:
-        found["tool_call_id"] = effect.tool_call_id
-
-    if lease is not None:
-        found["lease"] = [*lease]
-
-    if (made := effect.decision) is not None:
-        found["decision"] = {
-            "by": made.by,
-            "at": None if made.at is None else made.at.isoformat(),
-            "reason": made.reason,
-            "origin": made.origin,
-            "value": made.value,
-        }
-
-    return found
 
 
 def asked_args(record: CallRecord) -> JsonValue:
@@ -123,24 +114,19 @@ def asked_args(record: CallRecord) -> JsonValue:
 def effect_of(record: CallRecord) -> Effect | None:
     """Return the effect of a record, or ``None`` if a ledger did not write it."""
     call = record.call
-    args = call.args.get("args")
+    args: Any = {} if record.erased else call.args.get("args")
 
-    if not call.call_id.startswith("effect:"):
+    if not call.call_id.startswith("effect:") or not isinstance(args, dict):
         return None
 
-    if record.erased:
-        args = {}
-    elif not isinstance(args, dict):
-        return None
-
-    tool_call_id = call.args.get("tool_call_id")
+    made: Any = call.args.get("decision")
     decision = None
 
-    if isinstance(made := call.args.get("decision"), dict):
-        at = made.get("at")
-        when = datetime.fromisoformat(at) if isinstance(at, str) else None
-        decision = signed("approved", made, when)
+    if made is not None:
+        at = None if made["at"] is None else datetime.fromisoformat(made["at"])
+        decision = signed("approved", made, at)
 
+    tool_call_id: Any = call.args.get("tool_call_id")
     return Effect(
         call.idempotency_key,
         record.thread_id,
@@ -148,7 +134,7 @@ def effect_of(record: CallRecord) -> Effect | None:
         args,
         call.call_id,
         record.attempt,
-        tool_call_id if isinstance(tool_call_id, str) else None,
+        tool_call_id,
         decision,
     )
 
@@ -157,12 +143,8 @@ def signed(
     verdict: Verdict, stored: Mapping[str, Any], at: datetime | None
 ) -> Decision:
     """Return a decision with what is stored of it: by whom, why, from where."""
-    texts: dict[str, Any] = {
-        name: value
-        for name in ("by", "reason", "origin")
-        if isinstance(value := stored.get(name), str)
-    }
-    return Decision(verdict, at=at, value=stored.get("value"), **texts)
+    by, reason, origin = map(stored.get, ("by", "reason", "origin"))
+    return Decision(verdict, by, at, reason, origin, stored.get("value"))
 
 
 # Results
@@ -170,43 +152,91 @@ def signed(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What to record of an attempt, and the exception if its handler raised one."""
+    """How an attempt ended: with a result, with a failure, or released.
 
-    result: dict[str, JsonValue]
-    success: bool = True
+    A result and a failure are final. A released attempt had no effect: its key is free.
+    ``stored`` is what is recorded, and ``raised`` the exception of the handler that ran
+    here, or the reason why its result cannot be stored. What a handler did is known
+    ``only_here``: its record is repeated also while the store cannot be reached.
+    """
+
+    stored: dict[str, JsonValue]
+    released: bool = False
     raised: Exception | None = None
+    only_here: bool = False
+
+    @classmethod
+    def result(cls, value: JsonValue) -> Self:
+        """Return the outcome with this result; every caller gets the copy in it.
+
+        Raises ``SerializationError`` if JSON cannot hold it.
+        """
+        return cls({"value": copy_json(value, "result")})
+
+    @classmethod
+    def failure(cls, exc: Exception) -> Self:
+        """Return the final failure of an effect, for any exception."""
+        kind, message = exception_type(exc), exception_message(exc)
+        return cls({"error": {"type": kind, "message": message}}, False, exc, True)
+
+    @classmethod
+    def returned(cls, value: JsonValue) -> Self:
+        """Return the outcome of a handler that returned: it has happened, in any case.
+
+        If JSON cannot hold the value, it is a failure.
+        """
+        try:
+            return replace(cls.result(value), only_here=True)
+        except Exception as exc:
+            return cls.failure(exc)
+
+    @classmethod
+    def release(cls, reason: str, raised: Exception | None = None) -> Self:
+        """Return the outcome of an attempt that had no effect, or is taken for dead."""
+        return cls({"released": reason}, True, raised, raised is not None)
 
     def is_recorded_in(self, record: CallRecord) -> bool:
         """Return whether the record has this outcome, and not another."""
-        status = "completed" if self.success else "failed"
-        return record.status == status and record.result == self.result
+        status = "failed" if self.released else "completed"
+        return record.status == status and record.result == self.stored
 
 
-def value_envelope(result: JsonValue) -> dict[str, JsonValue]:
-    """Return the envelope of a result; raise ``SerializationError`` if JSON has none.
+def is_released(record: CallRecord) -> bool:
+    """Return whether an attempt was released: it had no effect, and its key is free."""
+    return record.status == "failed"
 
-    Every caller gets the copy in it, the first caller too.
+
+def state_of(record: CallRecord) -> str:
+    """Return the state of a call for people: of an effect also failure or released."""
+    if not record.call.call_id.startswith("effect:"):
+        return record.status
+
+    if failure_of(record) is not None:
+        return "failure"
+
+    return "released" if is_released(record) else record.status
+
+
+def failure_of(record: CallRecord) -> EffectFailed | None:
+    """Return the final failure that is recorded of an effect, if it has one."""
+    match record.result:
+        case {"error": {"type": str(kind), "message": str(message)}}:
+            call = record.call
+            return EffectFailed(call.idempotency_key, call.tool_name, kind, message)
+
+    return None
+
+
+def result_of(record: CallRecord) -> JsonValue:
+    """Return the result of a completed record.
+
+    One without an envelope was recorded by hand, and is returned unchanged.
     """
-    return {"value": copy_json(result, "result")}
+    match record.result:
+        case {"value": result, **rest} if rest.keys() <= {"said"}:
+            return result
 
-
-def outcome_of(result: JsonValue) -> Outcome:
-    """Return the outcome of a handler that returned: an error if JSON has no result."""
-    try:
-        return Outcome(value_envelope(result))
-    except Exception as exc:
-        # The effect happened, so this is never released.
-        return Outcome(error_envelope(exc), raised=exc)
-
-
-def error_envelope(exc: Exception) -> dict[str, JsonValue]:
-    """Return the envelope of a final failure, for any exception."""
-    return {"error": {"type": exception_type(exc), "message": exception_message(exc)}}
-
-
-def released_envelope(reason: str) -> dict[str, JsonValue]:
-    """Return the receipt of an attempt that had no effect, or was taken over."""
-    return {"released": reason}
+    return record.result
 
 
 def exception_message(exc: Exception) -> str:
@@ -219,36 +249,5 @@ def exception_message(exc: Exception) -> str:
 def exception_type(exc: Exception) -> str:
     """Return the recorded name of an exception's type: with module, unless built in."""
     kind = type(exc)
-
-    if kind.__module__ == "builtins":
-        return kind.__qualname__
-
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def error_type_of(record: CallRecord) -> str | None:
-    """Return the type of the recorded error; ``None`` if the record has no error."""
-    match record.result:
-        case {"error": {"type": str(kind), "message": str()}}:
-            return kind
-
-    return None
-
-
-def result_of(record: CallRecord) -> JsonValue:
-    """Return the result of a completed record, or raise its error.
-
-    A result without an envelope was recorded by hand, and is returned unchanged.
-    """
-    call = record.call
-
-    if record.erased:
-        raise EffectErased(call.idempotency_key, call.tool_name, record.status)
-
-    match record.result:
-        case {"value": result, **rest} if not rest or rest.keys() == {"said"}:
-            return result
-        case {"error": {"type": str(kind), "message": str(message)}}:
-            raise EffectFailed(call.idempotency_key, call.tool_name, kind, message)
-
-    return record.result
+    name = kind.__qualname__
+    return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"

@@ -1,12 +1,10 @@
 """Approval requests in the store: what is recorded of them, and how they are found.
 
-Request ``n`` of an effect is a call in the effect's thread, with a fresh call id. Its
-idempotency key is derived from the effect's key and ``n``, so a process that knows the
-effect's key finds all requests of the effect. It is undecided while it is issued. A
-call's outcome is write-once, so a request is decided once, and the store says which of
-two decisions was first. A withdrawal is such an outcome too. A request is for exact
-arguments. A request for other arguments of the same effect gets the next number, and so
-does one that `EffectLedger.ask_again` makes, or that follows a withdrawn one.
+Request ``n`` of an effect is a call in the effect's thread, whose key is derived from
+the effect's key and ``n``. It is undecided while it is issued. A call's outcome is
+write-once, so the store says which of two decisions was first; a withdrawal is such an
+outcome too. A request is for exact arguments. One for other arguments gets the next
+number, and so does one that is asked again, or that follows a withdrawn one.
 
 The list of runs (`cpkit.runs`) says which run waits for which request. So the undecided
 requests of a store are those of its open runs.
@@ -17,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 from cpkit.canonical import canonical_json
@@ -43,12 +41,11 @@ __all__ = [
 class ApprovalRequest:
     """An effect that needs a decision.
 
-    ``key`` names the effect, and is what `EffectLedger.approve` and
-    `EffectLedger.deny` take. ``number`` counts the requests of the effect: 1, 2, …
-    ``thread_id`` is the thread with the request's record, and ``run_thread`` the one
-    that a worker runs after the decision. A person may change the arguments named in
-    ``editable``. ``link`` leads to the page on which a person decides; it is empty
-    unless the ledger was given ``ui``.
+    ``key`` names the effect, and is what `EffectLedger.approve` takes. ``number``
+    counts the requests of the effect: 1, 2, … ``thread_id`` is the thread with the
+    request's record, and ``run_thread`` the one that a worker runs after the decision.
+    A person may change the arguments named in ``editable``. ``link`` leads to the page
+    on which a person decides; it is empty unless the ledger was given ``ui``.
     """
 
     key: str
@@ -96,18 +93,9 @@ class ApprovalRequest:
         return signed(verdict, found, at)
 
     @property
-    def is_approved(self) -> bool:
-        """Whether an approval is on record that came in time."""
-        return self._has("approved")
-
-    @property
-    def is_withdrawn(self) -> bool:
-        """Whether it was ended without a decision: a new run asks again."""
-        return self._has("withdrawn")
-
-    def _has(self, verdict: str) -> bool:
-        decision = self.decision
-        return decision is not None and decision.verdict == verdict
+    def verdict(self) -> Verdict | Literal["undecided"]:
+        """How it was decided; a withdrawn one counts for no later run."""
+        return "undecided" if self.decision is None else self.decision.verdict
 
     @property
     def cursor(self) -> str:
@@ -119,7 +107,7 @@ class ApprovalRequest:
         return canonical_json(dict(self.args)) == canonical_json(dict(args))
 
     def is_late(self, at: datetime) -> bool:
-        """Tell whether a time of the store is after the request's time."""
+        """Return whether a time of the store is after the request's time."""
         return self.expires_at is not None and at > self.expires_at
 
 
@@ -129,11 +117,13 @@ class ApprovalRequest:
 class Requests:
     """Finds, records and decides approval requests."""
 
-    def __init__(self, attempts: Attempts, ui: str | None = None) -> None:
-        self._attempts = attempts
-        self._cp: Checkpointer[Any] = attempts.cp
+    def __init__(self, cp: Checkpointer[Any], ui: str | None = None) -> None:
+        self._cp = cp
+        self._attempts = Attempts(cp)
         self._ui = None if ui is None else ui.rstrip("/")
         self._runs: RunList | None = None
+        self._damaged: set[str] = set()
+        """The call ids of damaged requests that the log has named."""
 
     def of(self, record: CallRecord | None) -> ApprovalRequest | None:
         """Return the request of a record, with its link."""
@@ -214,25 +204,32 @@ class Requests:
             for ask in state.asks.values()
         }
         found = await read_all(self.of_ask, list(asks.values()))
-        is_open = [one for one in found if one is not None and one.decision is None]
+        requests = [one for one in found if isinstance(one, ApprovalRequest)]
+        is_open = [one for one in requests if one.decision is None]
         return sorted(is_open, key=lambda one: one.cursor)
 
-    async def of_ask(self, ask: Ask) -> ApprovalRequest | None:
-        """Return the request that a run waits for; ``None`` if it is gone.
+    async def of_ask(
+        self, ask: Ask
+    ) -> ApprovalRequest | CorruptThread | Literal["gone"]:
+        """Return the request that a run waits for, or that it is damaged or gone.
 
-        It was withdrawn, or deleted with its thread.
+        It is gone if it was withdrawn, or deleted with its thread. A damaged one is
+        logged once; a person repairs it, and the run waits for that.
         """
         try:
             request = await self.get(ask.key, ask.number)
-        except CorruptThread:
-            log.exception("cannot read a request of thread %r", ask.thread_id)
-            return None
+        except CorruptThread as exc:
+            if ask.request not in self._damaged:
+                self._damaged.add(ask.request)
+                log.exception("cannot read a request of thread %r", ask.thread_id)
+
+            return exc
 
         if request is None or request.record.call.call_id != ask.request:
-            return None
+            return "gone"
 
-        is_gone = request.record.erased or request.is_withdrawn
-        return None if is_gone else request
+        is_gone = request.record.erased or request.verdict == "withdrawn"
+        return "gone" if is_gone else request
 
     async def create(
         self,
@@ -261,11 +258,11 @@ class Requests:
             },
             request_key(effect.key, number),
         )
-        held = await self._attempts.claim(effect.thread_id, call)
-        request = self.of(held or await self._attempts.find_claimed(call))
+        request = self.of(await self._attempts.claim(effect.thread_id, call))
 
         if request is not None:
-            await self.list_for(request, run_thread, is_new=held is None)
+            is_new = request.record.call.call_id == call.call_id
+            await self.list_for(request, run_thread, is_new=is_new)
 
         return request
 
@@ -289,8 +286,10 @@ class Requests:
 
         ``None`` if it was deleted with ``forget_keys``.
         """
+        place, call = request.record.thread_id, request.record.call
+
         try:
-            record = await self._attempts.resolve(request.record, Outcome(result))
+            record = await self._attempts.resolve(place, call, Outcome(result))
         except UnknownCall:
             return None
 
@@ -304,7 +303,7 @@ class Requests:
     async def settle_used(self, key: str) -> None:
         """Take the approved requests of a completed effect off the list of runs."""
         for request in await self.all_of(key):
-            if request.is_approved:
+            if request.verdict == "approved":
                 await self.settle(request.run_thread or request.thread_id, request)
 
     async def settle(self, run_thread: str, request: ApprovalRequest) -> None:
@@ -341,31 +340,23 @@ def request_of(record: CallRecord) -> ApprovalRequest | None:
     if record.erased:
         return ApprovalRequest("", record.thread_id, "", {}, record.issued_at, record)
 
-    match record.call.args:
-        case {
-            "key": str(key),
-            "tool": str(tool),
-            "args": dict(args),
-            "number": int(number),
-            "run_thread": str(run_thread),
-            "expires_after": int() | float() | None as seconds,
-            **rest,
-        }:
-            editable = rest.get("editable")
-            return ApprovalRequest(
-                key,
-                record.thread_id,
-                tool,
-                args,
-                record.issued_at,
-                record,
-                number,
-                seconds,
-                run_thread,
-                tuple(map(str, editable)) if isinstance(editable, list) else (),
-            )
+    args: Any = record.call.args
 
-    return None
+    if not args.keys() >= {"key", "tool", "args", "number", "run_thread"}:
+        return None
+
+    return ApprovalRequest(
+        args["key"],
+        record.thread_id,
+        args["tool"],
+        args["args"],
+        record.issued_at,
+        record,
+        args["number"],
+        args.get("expires_after"),
+        args["run_thread"],
+        tuple(args.get("editable", ())),
+    )
 
 
 async def waiting_tools(
@@ -376,8 +367,7 @@ async def waiting_tools(
     Their open calls must stay open. A request does not say which call of the model
     asked for it. So an open call of the same tool may be that call.
     """
-    attempts = Attempts(cp)
-    requests = Requests(attempts)
+    attempts, requests = Attempts(cp), Requests(cp)
     found: dict[str, str] = {}
 
     for thread_id in threads:
@@ -385,14 +375,17 @@ async def waiting_tools(
         asks = (await RunThread(cp, thread_id).look()).asks.values()
 
         for request in [*listed, *[await requests.of_ask(one) for one in asks]]:
-            if request is None:
+            if isinstance(request, CorruptThread):
+                raise request  # it may be that of any tool
+
+            if request == "gone":
                 continue
 
             if request.decision is None:
                 found[request.tool] = (
                     "its approval request is undecided; approve or deny it"
                 )
-            elif request.is_approved:
+            elif request.verdict == "approved":
                 holder = await attempts.find(request.key)
 
                 if holder is None or holder.status != "completed":

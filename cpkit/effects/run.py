@@ -4,34 +4,24 @@
 2. Get the approval, if the policy asks for one.
 3. Claim the key under a fresh call id. If another attempt holds the key, wait for its
    result, and take over if the holder is silent and that is permitted.
-4. Run the handler.
-5. Record the outcome, and act on the record that comes back. Heartbeats are written
-   from the claim until then.
+4. Run the handler. Heartbeats are written from the claim until step 5 ends.
+5. Record the outcome, and act on the record that comes back.
 
 A run holds a key if the key's issued record has the call id that this run made. At most
-one attempt holds a key at any time, in the whole store.
-
-A crash before step 3 leaves nothing, except perhaps an approval request. A crash after
-it leaves an issued call, and the store cannot show whether the effect happened. Such an
-effect runs again only if ``verify`` says so, if a person decides so, or after
-``stale_after`` with a handler that passes the key downstream.
+one attempt holds a key at any time, in the whole store. A crash before step 3 leaves
+nothing, except perhaps an approval request; a crash after it leaves an issued call.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from cpkit.canonical import canonical_json
 from cpkit.driver.backoff import backoff_pauses
 from cpkit.effects.approvals import Approvals
-from cpkit.effects.attempts import (
-    Attempts,
-    Heartbeat,
-)
+from cpkit.effects.attempts import Attempts, Heartbeat
 from cpkit.effects.effect import (
-    Effect,
     EffectPlan,
     Handler,
     NoEffect,
@@ -48,32 +38,22 @@ from cpkit.effects.records import (
     Outcome,
     asked_args,
     call_args,
-    error_envelope,
-    error_type_of,
     exception_message,
-    exception_type,
+    failure_of,
     fresh_call_id,
-    outcome_of,
-    released_envelope,
+    is_released,
     result_of,
 )
 from cpkit.effects.requests import ApprovalRequest
-from cpkit.effects.tracing import Trail
-from cpkit.errors import (
-    BackendUnavailable,
-    CheckpointerError,
-    SerializationError,
-    UnknownCall,
-)
+from cpkit.effects.tracing import note, warn
+from cpkit.errors import BackendUnavailable, CheckpointerError, UnknownCall
 from cpkit.lease import held_leases
 from cpkit.records import CallRecord, JsonValue, ToolCall
 from cpkit.waiting import StaleDetector, run_shielded
 
 __all__ = ["EffectRun", "RunResult", "current_key"]
 
-_NOT_STARTED = Outcome(released_envelope("given up before it began"), success=False)
-
-_NEVER = datetime.fromtimestamp(0, UTC)
+_NOT_BEGUN = Outcome.release("given up before it began")
 
 _OTHERS_END_WITHIN = 60.0
 
@@ -91,37 +71,16 @@ def current_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended: the key's record, and the outcome of this caller's handler.
+    """How a run ended: with the effect's value, or with an error for its caller.
 
-    Without an ``outcome`` this run called no handler, or another attempt's record
-    counts. Without a record, or an erased one, the outcome is known here alone.
+    ``replayed``: the run called no handler, or another attempt's outcome counts.
+    ``record`` is the key's, and ``None`` if it was deleted while the handler ran.
     """
 
     record: CallRecord | None
-    outcome: Outcome | None = None
-
-    @property
-    def raised(self) -> Exception | None:
-        """What the caller's handler raised, or why its result cannot be stored."""
-        return None if self.outcome is None else self.outcome.raised
-
-    def value(self) -> JsonValue:
-        """Return the effect's result, or raise its failure."""
-        if self.raised is not None:
-            raise self.raised
-
-        if self.outcome is not None:
-            return self.outcome.result["value"]
-
-        assert self.record is not None
-        return result_of(self.record)
-
-    def error_type(self) -> str | None:
-        """Return the type of the effect's error; ``None`` if it did not fail."""
-        if self.raised is not None:
-            return exception_type(self.raised)
-
-        return None if self.record is None else error_type_of(self.record)
+    value: JsonValue = None
+    error: Exception | None = None
+    replayed: bool = False
 
 
 class EffectRun:
@@ -132,56 +91,48 @@ class EffectRun:
     """
 
     def __init__(
-        self, attempts: Attempts, approvals: Approvals, plan: EffectPlan, trail: Trail
+        self, attempts: Attempts, approvals: Approvals, plan: EffectPlan
     ) -> None:
         self._attempts = attempts
         self._approvals = approvals
         self._plan = plan
-        self._trail = trail
         self._effect = plan.effect
-        self._heartbeat: Heartbeat | None = None
+        """The planned effect, with the decision of a person and its changes."""
         self._request: ApprovalRequest | None = None
+        self._call_id = ""
+        """The id of this run's newest claim."""
+        self._heartbeat: Heartbeat | None = None
         self._took_over = False
         self._waits_until: float | None = None
 
-    async def run(self, handler: Handler, *, wants_attempt: bool = True) -> RunResult:
-        """Run the effect, wait for the process that runs it, or replay its record.
-
-        Without ``wants_attempt`` the attempt number is not read, which saves a read,
-        and the handler gets 0.
-        """
+    async def run(self, handler: Handler) -> RunResult:
+        """Run the effect, wait for the process that runs it, or replay its record."""
         record = await self._look_up()
 
         try:
             while True:
                 if record is None:
-                    record, is_own = await self._claim(wants_attempt)
+                    record = await self._claim()
 
-                    if is_own:
-                        return await self._settled(await self._perform(handler, record))
+                if self._is_own(record):
+                    return await self._settled(await self._perform(handler, record))
 
                 if record.status == "completed":
                     return await self._settled(self._replay(record))
 
                 record = await self._wait_for(record)
         finally:
-            await self._stop_heartbeat()
+            if self._heartbeat is not None:
+                await self._heartbeat.stop()
 
     async def begin(self) -> tuple[CallRecord, Heartbeat | None]:
         """Claim the effect for a caller that runs it; do not wait for another holder.
 
         Returns the key's record, and the heartbeat of this claim if the caller runs it.
         """
-        record = await self._look_up()
-
-        if record is None:
-            record, is_own = await self._claim(wants_record=True)
-
-            if is_own:
-                return record, self._heartbeat
-
+        record = await self._look_up() or await self._claim()
         self._check(record)
-        return record, None
+        return record, self._heartbeat if self._is_own(record) else None
 
     async def _look_up(self) -> CallRecord | None:
         """Return the key's record; the key is the next one if a person reopened it."""
@@ -202,77 +153,78 @@ class EffectRun:
 
     async def _settled(self, result: RunResult) -> RunResult:
         """Take the request off the list of runs, unless the next run may use it."""
-        is_released = result.record is not None and result.record.status == "failed"
+        may_run_again = result.record is not None and is_released(result.record)
 
-        if self._request is not None and not is_released:
+        if self._request is not None and not may_run_again:
             await self._approvals.settle(self._plan, self._request)
 
         return result
 
     # Claim
 
-    async def _claim(self, wants_record: bool) -> tuple[CallRecord, bool]:
-        """Claim the key; return the key's record, and whether this run holds it.
-
-        Without ``wants_record`` it may be a record of the claim alone, with attempt 0.
-        """
+    async def _claim(self) -> CallRecord:
+        """Claim the key; return its record, which may be another attempt's."""
         clock = asyncio.get_running_loop().time
+        stale_after = self._plan.options.stale_seconds
 
         while True:
             try:
                 await self._get_approval()
             except ApprovalExpired:
                 # An attempt that began before the expiry may have had its effect.
-                found = await self._attempts.find(self._effect.key)
+                record = await self._attempts.find(self._effect.key)
 
-                if found is None:
+                if record is None:
                     raise
 
-                return found, False
+                return record
 
-            call = await self._new_call()
-            claimed_at = clock()
+            call, claimed_at = self._new_call(), clock()
+            heartbeat = self._heartbeat = Heartbeat(self._attempts, call)
 
             try:
-                holder = await self._attempts.claim(self._effect.thread_id, call)
-                own = None if holder else await self._start(call, wants_record)
+                record = await self._attempts.claim(self._effect.thread_id, call)
+
+                if record is not None and self._is_own(record):
+                    self._check(record)
+                    await self._check_in_time(record)
             except BaseException:
                 # The claim may have been applied, and no handler will be called.
-                await self._give_up(call, _NOT_STARTED)
+                await self._give_up(call, _NOT_BEGUN)
                 raise
 
-            if own is not None:
-                if clock() - claimed_at <= self._plan.options.stale_seconds / 2:
-                    return own, True
+            if record is None:
+                continue
 
-                # The store answered late, or this process was paused: soon another run
-                # may take over. The handler has not begun, so give the claim back.
-                self._trail.note("answered late")
-                await self._give_up(call, _NOT_STARTED)
+            if not self._is_own(record):
+                return record
 
-            # A failed record is this run's own attempt: another process took it over
-            # before this run learned that its claim was applied.
-            if holder is not None and holder.status != "failed":
-                return holder, False
+            if clock() - claimed_at <= stale_after / 2:
+                heartbeat.start(claimed_at, stale_after)
+                return record
+
+            # The store answered late, or this process was paused: soon another run
+            # may take over. The handler has not begun, so give the claim back.
+            note(self._effect, "answered late")
+            await self._give_up(call, _NOT_BEGUN)
 
     async def _get_approval(self) -> None:
         try:
-            request = await self._approvals.wait_until_approved(self._plan, self._trail)
+            request = await self._approvals.wait_until_approved(self._plan)
         except EffectTimeout:
             if not handling.get():
                 await self._let_others_end()
 
             raise
 
-        planned, changes = self._plan.effect, {}
+        self._request = request
         made = None if request is None else request.decision
+        args = dict(self._plan.effect.args)
 
         if request is not None and made is not None and isinstance(made.value, dict):
-            changes = {n: v for n, v in made.value.items() if n in request.editable}
+            args |= {n: v for n, v in made.value.items() if n in request.editable}
 
-        args = {**planned.args, **changes}
-        self._request = request
-        self._effect = replace(planned, args=args, decision=made)
+        self._effect = replace(self._plan.effect, args=args, decision=made)
 
     async def _let_others_end(self) -> None:
         """Wait for the other effects of a worker's run, if only for a minute.
@@ -290,47 +242,33 @@ class EffectRun:
             if clock() >= deadline or not any(one.is_unfinished for one in leases):
                 break
 
-    async def _new_call(self) -> ToolCall:
-        await self._stop_heartbeat()
+    def _new_call(self) -> ToolCall:
         effect, seconds = self._effect, self._plan.options.stale_seconds
         leases = held_leases(self._attempts.cp)
-        lease = (leases[-1].term_id, leases[-1].thread_id) if leases else None
+        lease: list[JsonValue] | None = None
+
+        if leases:
+            lease = [leases[-1].term_id, leases[-1].thread_id]
+
+        self._call_id = fresh_call_id()
         args = call_args(effect, self._plan.effect.args, lease, seconds)
-        call = ToolCall(fresh_call_id(), effect.tool, args, effect.key)
-        # Three heartbeats fit in ``stale_after``.
-        self._heartbeat = Heartbeat(
-            self._attempts.cp, effect.key, call.call_id, seconds / 3
-        )
-        return call
+        return ToolCall(self._call_id, effect.tool, args, effect.key)
 
-    async def _start(self, call: ToolCall, wants_record: bool) -> CallRecord | None:
-        """Return the claimed record, just before the handler starts.
+    def _is_own(self, record: CallRecord) -> bool:
+        return record.call.call_id == self._call_id
 
-        ``None`` if the claim was lost.
+    async def _check_in_time(self, record: CallRecord) -> None:
+        """Raise if the approval had expired when this run claimed the key.
+
+        It is enough for a takeover that an earlier attempt used it in time.
         """
         request = self._request
-        assert self._heartbeat is not None
-        self._heartbeat.start()
 
-        if not wants_record and (request is None or request.expires_after is None):
-            return _unread(self._effect.thread_id, call)
+        if request is None or self._took_over or not request.is_late(record.issued_at):
+            return
 
-        record = await self._attempts.find_claimed(call)
-
-        if record is None:
-            return None
-
-        self._check(record)
-
-        if (
-            request is not None
-            and request.is_late(record.issued_at)
-            and not self._took_over
-        ):
-            await self._approvals.settle(self._plan, request)
-            raise ApprovalExpired(call.idempotency_key, call.tool_name)
-
-        return record
+        await self._approvals.settle(self._plan, request)
+        raise ApprovalExpired(self._effect.key, self._effect.tool)
 
     def _check(self, record: CallRecord) -> None:
         """Raise if the record was erased, or is of a call with other arguments."""
@@ -348,59 +286,53 @@ class EffectRun:
 
     async def _perform(self, handler: Handler, own: CallRecord) -> RunResult:
         """Call the handler, and record its outcome."""
-        effect = replace(self._effect, call_id=own.call.call_id, attempt=own.attempt)
-        self._trail.note("claimed", attempt=effect.attempt)
-        outcome = await self._call_handler(handler, effect)
+        assert self._heartbeat is not None
+        note(self._effect, "claimed", attempt=own.attempt)
+        outcome = await self._call_handler(handler, own)
 
         # The heart beats until the outcome is recorded: a store may take long, and a
         # run that took over meanwhile would repeat the effect.
         try:
-            result = await self._record(own, outcome)
+            result = await self._record(own.call, outcome)
         except asyncio.CancelledError:
             # Recording it twice is safe.
             await self._give_up(own.call, outcome)
             raise
 
-        assert self._heartbeat is not None
         await self._heartbeat.end()
         return result
 
-    async def _call_handler(self, handler: Handler, effect: Effect) -> Outcome:
+    async def _call_handler(self, handler: Handler, own: CallRecord) -> Outcome:
         """Call the handler. If it is cancelled, its call stays issued."""
+        effect = replace(self._effect, call_id=own.call.call_id, attempt=own.attempt)
         token = handling.set((*handling.get(), effect.key))
 
         try:
-            result = await call_callback(handler, effect)
+            return Outcome.returned(await call_callback(handler, effect))
         except NoEffect as exc:
-            return _released(exc)
+            return Outcome.release(exception_message(exc), exc)
         except Exception as exc:
-            # After a SerializationError the effect has happened: never release it.
-            released = self._plan.options.release_failures
-
-            if released and not isinstance(exc, SerializationError):
-                return _released(exc)
-
-            return Outcome(error_envelope(exc), raised=exc)
+            return Outcome.failure(exc)
         finally:
             handling.reset(token)
 
-        return outcome_of(result)
-
-    async def _record(self, own: CallRecord, outcome: Outcome) -> RunResult:
-        """Record the outcome, and return what the stored record says.
+    async def _record(self, call: ToolCall, outcome: Outcome) -> RunResult:
+        """Record the outcome of the handler, and return what the stored record says.
 
         The first recorded outcome decides. If the attempt was taken over, and the new
-        holder ends without an effect, this outcome is the next one.
+        holder is released, this outcome is the next one.
         """
         while True:
             try:
-                record, outcome = await self._attempts.record(own, outcome)
+                record, outcome = await self._attempts.close(
+                    self._effect.thread_id, call, outcome
+                )
             except BackendUnavailable:
-                self._trail.warn("outcome not recorded")
+                warn(self._effect, "outcome not recorded")
                 raise
             except UnknownCall:
-                self._trail.warn("forgotten while it ran")
-                return RunResult(None, outcome)
+                warn(self._effect, "forgotten while it ran")
+                return _result(None, outcome)
 
             if record.status != "issued" or record.erased:
                 break
@@ -411,25 +343,24 @@ class EffectRun:
         facts = {"attempt": record.attempt, "status": record.status}
 
         if record.erased:
-            self._trail.warn("erased while it ran")
-        elif not is_recorded or record.call.call_id != own.call.call_id:
-            self._trail.warn("superseded", **facts)
+            warn(self._effect, "erased while it ran")
+        elif not is_recorded or record.call.call_id != call.call_id:
+            warn(self._effect, "superseded", **facts)
 
         if is_recorded:
-            self._trail.note("recorded", **facts)
+            note(self._effect, "recorded", **facts)
 
         # After a release this caller reports its own error, whatever the other attempt
-        # recorded. An error that was recorded as the result has success=True.
-        if is_recorded or record.erased or not outcome.success:
-            return RunResult(record, outcome)
+        # recorded.
+        if is_recorded or record.erased or outcome.released:
+            return _result(record, outcome)
 
         return self._replay(record)
 
     def _replay(self, record: CallRecord) -> RunResult:
         self._check(record)
-        self._trail.set("cpkit.effect.replayed", True)
-        self._trail.note("replayed", attempt=record.attempt)
-        return RunResult(record)
+        note(self._effect, "replayed", attempt=record.attempt)
+        return RunResult(record, result_of(record), failure_of(record), replayed=True)
 
     async def _give_up(self, call: ToolCall, outcome: Outcome) -> None:
         """Record the outcome of a run that ends here; a cancellation does not stop it.
@@ -439,24 +370,18 @@ class EffectRun:
         """
 
         async def record() -> None:
-            attempt = _unread(self._effect.thread_id, call)
-
             try:
-                await self._attempts.record(attempt, outcome, retry=False)
+                await self._attempts.close(self._effect.thread_id, call, outcome)
             except UnknownCall:
                 return  # the claim was not applied
             except CheckpointerError as exc:
-                self._trail.note("outcome not recorded", because=type(exc).__name__)
+                note(self._effect, "outcome not recorded", because=type(exc).__name__)
                 return
 
-            assert self._heartbeat is not None
-            await self._heartbeat.end()
+            if self._heartbeat is not None:
+                await self._heartbeat.end()
 
         await run_shielded(record)
-
-    async def _stop_heartbeat(self) -> None:
-        if self._heartbeat is not None:
-            await self._heartbeat.stop()
 
     # Wait for another holder
 
@@ -468,7 +393,7 @@ class EffectRun:
         Returns the key's completed or issued record, or ``None`` if it may be free.
         """
         self._check(holder)
-        self._trail.note("waiting", attempt=holder.attempt)
+        note(self._effect, "waiting", attempt=holder.attempt)
         effect, options = self._plan.effect, self._plan.options
         clock = asyncio.get_running_loop().time
 
@@ -493,8 +418,7 @@ class EffectRun:
                     ) from None
 
                 if not isinstance(found, StaleDetector):
-                    is_free = found is None or found.status == "failed"
-                    return None if is_free else found
+                    return None if found is None or is_released(found) else found
 
                 if await self._take_over(holder, found, needs_approval):
                     return None
@@ -520,25 +444,19 @@ class EffectRun:
         found = await self._attempts.close_silent(
             holder, verify, stale, "taken over: its holder fell silent"
         )
-        how = found.action
+        how, facts = found.action, {"attempt": holder.attempt}
 
         if how == "surfaced":
-            self._trail.warn(
-                f"not taken over: {found.reason:.200}", attempt=holder.attempt
-            )
+            warn(self._effect, f"not taken over: {found.reason:.200}", **facts)
         elif how in ("landed", "released"):
             asked = "not asked" if verify is None else str(how == "landed").lower()
-            self._trail.warn("taken over", attempt=holder.attempt, landed=asked)
+            warn(self._effect, "taken over", landed=asked, **facts)
 
         is_closed = how not in ("surfaced", "alive")
         self._took_over = self._took_over or is_closed
         return is_closed
 
 
-def _released(exc: Exception) -> Outcome:
-    return Outcome(released_envelope(exception_message(exc)), success=False, raised=exc)
-
-
-def _unread(thread_id: str, call: ToolCall) -> CallRecord:
-    """Return the record of a claim that was not read, so that its number is unknown."""
-    return CallRecord(thread_id, call, "issued", 0, _NEVER, None, None)
+def _result(record: CallRecord | None, outcome: Outcome) -> RunResult:
+    """Return how a run ended whose handler had this outcome."""
+    return RunResult(record, outcome.stored.get("value"), outcome.raised)

@@ -36,14 +36,11 @@ class Similar:
             return
 
         place = plan.effect.thread_id, plan.effect.tool
-        last = self._last.pop(place, None)
+        last = self._last.pop(place, plan)
         self._last[place] = plan
 
         if len(self._last) > _REMEMBERED:
             self._last.popitem(last=False)
-
-        if last is None:
-            return
 
         args = last.effect.args, plan.effect.args
         names = [n for n in {**args[0], **args[1]} if args[0].get(n) != args[1].get(n)]

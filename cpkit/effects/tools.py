@@ -98,35 +98,29 @@ class Tool:
         self.options = options
         check_no_generator(f"tool {self.name!r}", function)
         unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+        parameters = self._signature.parameters
 
-        for parameter in self._signature.parameters.values():
+        for parameter in parameters.values():
             if parameter.kind in unnamed:
                 raise TypeError(
                     f"tool {self.name!r}: a model passes arguments by name, and "
                     f"parameter {parameter.name!r} cannot be passed by name"
                 )
 
-        self._check_key_fields()
-
-    def __repr__(self) -> str:
-        return f"<Tool {self.name!r}>"
-
-    def _check_key_fields(self) -> None:
-        parameters = self._signature.parameters
-
-        if any(
+        takes_any = any(
             one.kind == inspect.Parameter.VAR_KEYWORD for one in parameters.values()
-        ):
-            return
-
+        )
         unknown = [name for name in self.key_fields if name not in parameters]
 
-        if unknown:
+        if unknown and not takes_any:
             raise ValueError(
                 f"tool {self.name!r}: key_fields names "
                 f"{', '.join(map(repr, unknown))}, which are not parameters of it; "
                 f"it has {', '.join(map(repr, parameters)) or 'none'}"
             )
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name!r}>"
 
     @property
     def verify(self) -> Verify | None:
@@ -186,11 +180,6 @@ class Tool:
     async def handle(self, effect: Effect) -> Any:
         """Run an effect with the recorded arguments; a person may have changed them."""
         return await self.execute(self.validated(effect.args), effect)
-
-    @property
-    def wants_effect(self) -> bool:
-        """Whether the function has a parameter for its `Effect`."""
-        return self._effect_name is not None
 
     @cached_property
     def _signature(self) -> inspect.Signature:
@@ -344,9 +333,7 @@ class RunsEffects(Protocol):
 
     options: Options
 
-    async def execute(
-        self, plan: EffectPlan, handler: Handler, *, wants_attempt: bool = True
-    ) -> RunResult:
+    async def execute(self, plan: EffectPlan, handler: Handler) -> RunResult:
         """Run a planned effect, and return how it ended."""
         ...
 
@@ -412,18 +399,13 @@ class ToolRegistry:
         ``args`` is an object, or the JSON text of one, as models hand it over.
 
         These are outcomes with ``is_error``: an unknown tool, arguments that fit
-        neither the signature nor a record, a failure, and a denial. The first two
-        record nothing.
+        neither the signature nor a record (then nothing is recorded), a failure, and a
+        denial. Raises ``EffectTimeout``, ``EffectErased`` and what the store raises:
+        these errors are for the agent, not for the model.
 
-        A read-only tool runs each time and is not recorded. A mutating tool is an
-        effect of the ledger. Its validated arguments, with defaults filled in, name the
+        A read-only tool runs each time and is not recorded. A writing tool is an effect
+        of the ledger. Its validated arguments, with defaults filled in, name the
         effect, people approve them, and the function gets exactly what was recorded.
-        Arguments of which JSON does not keep everything (an excluded field, a secret)
-        are refused. ``tool_call_id`` is kept with the record only:
-        models repeat it within a thread, so it does not tell two calls apart.
-
-        Raises ``EffectTimeout``, ``EffectErased`` and what the store raises. These
-        errors are for the agent, not for the model.
         """
         tool = self._tools.get(name)
 
@@ -489,7 +471,6 @@ def _check_recorded(
 async def run_recorded(
     ledger: RunsEffects,
     attempts: Attempts,
-    thread_id: str,
     tool: Tool,
     record: CallRecord,
 ) -> ToolOutcome | None:
@@ -503,55 +484,43 @@ async def run_recorded(
     if effect is None or not isinstance(asked, dict):
         return None
 
+    options: EffectOptions = {
+        "tool_call_id": effect.tool_call_id,
+        "approval_timeout": 0,
+    }
+    change = None
+
     try:
-        valid = tool.validated(asked)
-        plan = tool.plan(
-            ledger,
-            thread_id,
-            valid,
-            {"tool_call_id": effect.tool_call_id, "approval_timeout": 0},
-        )
-        plan = replace(plan, is_recovered=True)
+        plan = tool.plan(ledger, effect.thread_id, tool.validated(asked), options)
+        key, _ = await attempts.newest(plan.effect.key)
     except (ValueError, TypeError, CheckpointerError) as exc:
-        log.warning("%s is not run again: %s", tool.name, exc)
-        return None
+        change = str(exc)
+    else:
+        # Fields that are not in the key may differ too, if the tool has changed.
+        if canonical_json(plan.effect.args) != canonical_json(asked):
+            change = "its arguments would change"
+        elif key != effect.key:
+            change = "it would be another effect now"
 
-    # Fields that are not in the key may differ too, if the tool has changed.
-    if canonical_json(plan.effect.args) != canonical_json(asked):
-        log.warning("%s is not run again: its arguments would change", tool.name)
-        return None
-
-    key, _ = await attempts.newest(plan.effect.key)
-
-    if key != effect.key:
-        log.warning("%s is not run again: it would be another effect now", tool.name)
+    if change is not None:
+        log.warning("%s is not run again: %s", tool.name, change)
         return None
 
     try:
-        return await _execute(ledger, plan, tool)
+        return await _execute(ledger, replace(plan, is_recovered=True), tool)
     except EffectTimeout as exc:
         return ToolOutcome(str(exc), True)
 
 
 async def _execute(ledger: RunsEffects, plan: EffectPlan, tool: Tool) -> ToolOutcome:
     try:
-        result = await ledger.execute(
-            plan, tool.handle, wants_attempt=tool.wants_effect
-        )
+        result = await ledger.execute(plan, tool.handle)
     except (EffectDenied, PayloadTooLarge) as exc:
         return ToolOutcome(str(exc), True)
 
-    try:
-        content = result.value()
-    except EffectFailed as exc:
-        return ToolOutcome(str(exc), True, result.outcome is None, result.record)
-    except Exception as exc:
-        if exc is not result.raised:
-            raise
-
-        return ToolOutcome(_message(exc), True, False, result.record)
-
-    return ToolOutcome(content, False, result.outcome is None, result.record)
+    is_error = result.error is not None
+    content = result.value if result.error is None else _message(result.error)
+    return ToolOutcome(content, is_error, result.replayed, result.record)
 
 
 def _parsed(args: Mapping[str, JsonValue] | str) -> Mapping[str, JsonValue]:
@@ -580,6 +549,9 @@ async def _read(tool: Tool, valid: dict[str, Any]) -> ToolOutcome:
 def _message(exc: Exception) -> str:
     """Return the message for the model about any exception."""
     message = exception_message(exc)
+
+    if isinstance(exc, EffectFailed):
+        return str(exc)
 
     if isinstance(exc, NoEffect):
         return f"nothing happened: {message}"

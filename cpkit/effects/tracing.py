@@ -8,11 +8,12 @@ with ``cpkit.``. Arguments and results may be private, so they are in neither.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cpkit.effects.effect import Effect
+from cpkit.effects.errors import EffectFailed
+from cpkit.effects.records import exception_type
 
 try:
     from opentelemetry import trace
@@ -21,94 +22,76 @@ except ImportError:  # the extra is not installed
 else:
     _tracer = trace.get_tracer("cpkit.effects")
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
-__all__ = ["Trail", "log"]
+__all__ = ["log", "mark", "note", "traced", "warn"]
 
 log = logging.getLogger("cpkit.effects")
 
 
-class Trail:
-    """Reports the steps of one run: in the span of its block, and in the log.
+@contextmanager
+def traced(effect: Effect) -> Iterator[None]:
+    """Run the block in the span of an effect, if an SDK takes spans."""
+    if _tracer is None or not _has_sdk():
+        yield
+        return
 
-    ``thread_id`` is the agent's thread. ``key`` is that of the effect as it was asked
-    for.
-    """
+    attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": effect.tool,
+        "gen_ai.conversation.id": effect.thread_id,
+        "cpkit.effect.key": effect.key,
+    }
 
-    def __init__(self, effect: Effect, thread_id: str) -> None:
-        self.key = effect.key
-        self._effect = effect
-        self._thread_id = thread_id
-        self._span: Span | None = None
-        self._stack = ExitStack()
+    if effect.tool_call_id is not None:
+        attributes["gen_ai.tool.call.id"] = effect.tool_call_id
 
-    def __enter__(self) -> Self:
-        if _tracer is not None and _has_sdk():
-            effect = self._effect
-            attributes = {
-                "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": effect.tool,
-                "gen_ai.conversation.id": self._thread_id,
-                "cpkit.effect.key": effect.key,
-            }
+    name = f"execute_tool {effect.tool}"
 
-            if effect.tool_call_id is not None:
-                attributes["gen_ai.tool.call.id"] = effect.tool_call_id
+    with _tracer.start_as_current_span(name, attributes=attributes) as span:
+        try:
+            yield
+        except BaseException as exc:
+            span.set_attribute("error.type", type(exc).__qualname__)
+            raise
 
-            self._span = self._stack.enter_context(
-                _tracer.start_as_current_span(
-                    f"execute_tool {effect.tool}", attributes=attributes
-                )
-            )
 
-        return self
+def mark(error: Exception | None, *, replayed: bool) -> None:
+    """Say on the current span whether its effect was replayed, and how it failed."""
+    if _tracer is None:
+        return
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.set("error.type", kind.__qualname__)
+    span = trace.get_current_span()
 
-        self._stack.__exit__(kind, exc, traceback)
+    if replayed:
+        span.set_attribute("cpkit.effect.replayed", True)
 
-    def note(self, event: str, **facts: str | int) -> None:
-        """Report an ordinary step: a span event, and a log line at DEBUG."""
-        self._report(logging.DEBUG, event, facts)
+    if error is not None:
+        recorded = error.error_type if isinstance(error, EffectFailed) else None
+        span.set_attribute("error.type", recorded or exception_type(error))
+        span.set_status(trace.StatusCode.ERROR)
 
-    def warn(self, event: str, **facts: str | int) -> None:
-        """Report a step that a person may want to look at: logged at WARNING."""
-        self._report(logging.WARNING, event, facts)
 
-    def set(self, name: str, fact: str | int) -> None:
-        """Set an attribute of the span."""
-        if self._span is not None:
-            self._span.set_attribute(name, fact)
+def note(effect: Effect, step: str, **facts: str | int) -> None:
+    """Report an ordinary step of a run: a span event, and a log line at DEBUG."""
+    _report(logging.DEBUG, effect, step, facts)
 
-    def failed(self, error_type: str) -> None:
-        """Mark the span as a failed execution."""
-        if self._span is not None:
-            self._span.set_attribute("error.type", error_type)
-            self._span.set_status(trace.StatusCode.ERROR)
 
-    def _report(self, level: int, event: str, facts: dict[str, str | int]) -> None:
-        if self._span is not None:
-            attributes = {f"cpkit.effect.{name}": fact for name, fact in facts.items()}
-            self._span.add_event(f"cpkit.effect.{event.replace(' ', '_')}", attributes)
+def warn(effect: Effect, step: str, **facts: str | int) -> None:
+    """Report a step that a person may want to look at: logged at WARNING."""
+    _report(logging.WARNING, effect, step, facts)
 
-        if log.isEnabledFor(level):
-            said = "".join(f", {name}={fact}" for name, fact in facts.items())
-            tool, key = self._effect.tool, self.key[:12]
-            thread_id = self._effect.thread_id
-            log.log(
-                level, "%s %s in thread %r: %s%s", tool, key, thread_id, event, said
-            )
+
+def _report(level: int, effect: Effect, step: str, facts: dict[str, str | int]) -> None:
+    if _tracer is not None:
+        attributes = {f"cpkit.effect.{name}": fact for name, fact in facts.items()}
+        name = f"cpkit.effect.{step.replace(' ', '_')}"
+        trace.get_current_span().add_event(name, attributes)
+
+    if log.isEnabledFor(level):
+        said = "".join(f", {name}={fact}" for name, fact in facts.items())
+        place = effect.tool, effect.key[:12], effect.thread_id
+        log.log(level, "%s %s in thread %r: %s%s", *place, step, said)
 
 
 def _has_sdk() -> bool:
     """Return whether an SDK is set up; without one, spans are discarded."""
-    provider = trace.get_tracer_provider()
-    return not isinstance(provider, trace.ProxyTracerProvider)
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)

@@ -102,9 +102,6 @@ async def heal(
     - if another open call of its tool has the same id and a result is on record: the
       result may be of either.
 
-    Effects with ``scope="global"`` are not found, because their records do not name the
-    thread that asked. Their calls get the result that says that they were interrupted.
-
     ``cp`` is opened without ``message_type=``, even if the thread's messages are typed.
     The ledger's calls are in ``calls_thread``; the default is the thread itself. Call
     this while the thread does not run, for instance as ``heal=`` of

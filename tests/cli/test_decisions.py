@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,22 @@ def test_a_damaged_thread_is_named_when_it_is_asked_for(damaged_url: str) -> Non
     assert ended.code == 1
     assert ended.err.startswith("not listed: thread 'broken' is corrupt at call")
     assert ended.json == {"pending": []}
+
+
+def test_a_damaged_request_is_named(sqlite_url: str, tmp_path: Path) -> None:
+    """A worker waits for its repair, so a person has to learn of it."""
+    in_store(sqlite_url, lambda cp: ask(cp, 1))
+
+    with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
+        raw.execute("UPDATE cpkit_calls SET args = '{'")
+
+    ended = invoke("pending", sqlite_url)
+    assert ended.code == 1
+    assert "not listed: thread 't' is corrupt at call" in ended.err
+    (run,) = invoke("runs", sqlite_url, "--json").json["runs"]
+    assert (run["state"], run["thread_id"]) == ("waiting", "t")
+    assert "is damaged" in run["why"][0]
+    assert "'t' is corrupt" in invoke("doctor", sqlite_url, "--json").json["damaged"][0]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -17,9 +17,19 @@ from cpkit import (
     ListsThreads,
     ToolCall,
 )
-from cpkit.effects import Effect, EffectLedger
+from cpkit.effects import Decision, Effect, EffectLedger
 
-__all__ = ["Counting", "OnlySix", "Plain", "Shop", "Store", "claim", "quick", "until"]
+__all__ = [
+    "Counting",
+    "OnlySix",
+    "Plain",
+    "Shop",
+    "Store",
+    "claim",
+    "decision_on",
+    "quick",
+    "until",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,3 +147,10 @@ async def claim(
     record = await cp.record_issued(thread, call)
     assert record is not None
     return record
+
+
+async def decision_on(ledger: EffectLedger, key: str, **which: Any) -> Decision | None:
+    """Return the decision on a request."""
+    request = await ledger.request(key, **which)
+    assert request is not None
+    return request.decision

@@ -25,8 +25,8 @@ def test_the_key_is_the_digest_of_a_canonical_array() -> None:
     """This is a stored format: a later version must find these records."""
     text = '[["thread","t"],"charge","arguments",{"a":1,"b":"é"}]'
     assert key("t", "charge", {"b": "é", "a": 1.0}) == sha256(text.encode()).hexdigest()
-    text = '[["global"],"charge","fields",{"a":1}]'
-    made = key("t", "charge", {"a": 1, "b": 2}, key_fields=["a"], scope="global")
+    text = '[["thread","t"],"charge","fields",{"a":1}]'
+    made = key("t", "charge", {"a": 1, "b": 2}, key_fields=["a"])
     assert made == sha256(text.encode()).hexdigest()
 
 
@@ -35,8 +35,6 @@ def test_no_two_effects_share_a_key() -> None:
     effects: list[tuple[str, str, Any, dict[str, Any]]] = [
         ("t", "charge", ARGS, {}),
         ("t|charge", "", ARGS, {}),
-        ("t", "charge", ARGS, {"scope": "global"}),
-        ("global", "charge", ARGS, {}),
         ("t", "charge", ARGS, {"key_fields": ["a"]}),
         ("t", "charge", ARGS, {"key_fields": ["a", "c"]}),
         ("t", "charge", {"a": "x|y"}, {}),
@@ -77,7 +75,7 @@ def test_equal_json_gives_the_same_key() -> None:
         ({"idempotency_key": "k", "key": "call"}, ValueError),
         ({"key": "call"}, ValueError),
         ({"key": "argument"}, ValueError),
-        ({"scope": "world"}, ValueError),
+        ({"scope": "global"}, TypeError),
         ({"resource": "r"}, TypeError),
     ],
 )

@@ -44,6 +44,7 @@ from tests.effects.shop import (
     Store,
     T,
     claim,
+    decision_on,
     quick,
     until,
 )
@@ -131,10 +132,10 @@ async def test_a_decision_says_by_whom_when_why_and_from_where(
     """Who decides second sees who was first."""
     key = await ask(cp, thread)
     ledger = quick(cp)
-    assert await ledger.decision(key) is None
+    assert await decision_on(ledger, key) is None
     assert await ledger.deny(key, by="ann", reason="too much", origin="the page")
     assert not await ledger.approve(key, by="bob")
-    decision = await ledger.decision(key)
+    decision = await decision_on(ledger, key)
     assert decision is not None
     assert (decision.verdict, decision.by, decision.reason, decision.origin) == (
         "denied",
@@ -148,9 +149,9 @@ async def test_a_decision_says_by_whom_when_why_and_from_where(
 
     other = await ask(cp, thread, {"n": 1})
     await ledger.approve(other)
-    approved = await ledger.decision(other)
+    approved = await decision_on(ledger, other)
     assert approved is not None
-    assert approved.is_approved
+    assert approved.verdict == "approved"
     assert approved.origin  # host and process by default
 
 
@@ -215,7 +216,7 @@ async def test_a_request_behind_an_undecided_one_is_found_by_its_arguments(
     assert [ask.key for ask in await asks_of(cp, thread)] == [key]
     assert not await ledger.approve(key, args=other)
     assert not await ledger.approve(key, number=2)
-    decision = await ledger.decision(key, args=other)
+    decision = await decision_on(ledger, key, args=other)
     assert decision is not None
     assert decision.by == "ann"
     assert await ledger.approve(key, by="bob")
@@ -284,7 +285,7 @@ class TestExpiry:
         with pytest.raises(ApprovalExpired):
             await careful(cp).run(thread, "charge", ARGS, shop.charge)
 
-        decision = await quick(cp).decision(key)
+        decision = await decision_on(quick(cp), key)
         assert decision is not None
         assert decision.verdict == "expired"
         assert shop.effects == []
@@ -365,7 +366,7 @@ class TestAskAgain:
         assert not await ledger.approve(key, number=1)
         assert await ledger.approve(key, by="bob")
         assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
-        first = await ledger.decision(key, number=1)
+        first = await decision_on(ledger, key, number=1)
         assert first is not None
         assert (first.verdict, first.by) == ("denied", "ann")
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from math import inf, nan
 from typing import Any
 
 import pytest
 
 from cpkit import JsonValue, ToolCall, open_checkpointer
 from cpkit.effects import (
-    CallsWait,
     Effect,
     EffectTimeout,
     Landed,
@@ -22,7 +20,7 @@ from cpkit.effects import (
     tool,
 )
 from cpkit.effects.records import heartbeat_thread
-from cpkit.lease import Lease, LeaseLost, LeaseTimeout, LeaseWait, thread_lease
+from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
 from cpkit.runs import RunThread
 from tests.effects.shop import Plain, Shop, Store, claim, quick, until
 
@@ -56,7 +54,7 @@ async def leave(cp: Store, thread: str, tool: str, args: dict[str, JsonValue]) -
 async def test_resume_handles_each_call_as_its_tool_allows(
     cp: Store, thread: str
 ) -> None:
-    """A call is discarded, landed, released or surfaced, and never executed."""
+    """A call is landed, released or surfaced, and never executed."""
     await leave(cp, thread, "search", {})
     await leave(cp, thread, "pay", {"landed": "yes"})
     await leave(cp, thread, "pay", {"landed": "no"})
@@ -67,7 +65,7 @@ async def test_resume_handles_each_call_as_its_tool_allows(
     await cp.record_issued(thread, raw)
     report = await quick(Plain(cp)).resume(thread, ToolRegistry(quick(cp), TOOLS))
     assert [(call.record.call.tool_name, call.action) for call in report.calls] == [
-        ("search", "discarded"),
+        ("search", "released"),
         ("pay", "landed"),
         ("pay", "released"),
         ("pay", "surfaced"),
@@ -138,7 +136,7 @@ async def test_recover_needs_the_lease_of_the_thread(cp: Store, thread: str) -> 
             await quick(cp).recover("other", TOOLS, lease=lease)
 
         report = await quick(cp).recover(thread, TOOLS)
-        assert [call.action for call in report.calls] == ["discarded"]
+        assert [call.action for call in report.calls] == ["released"]
 
         # Also in a task that the holder of the lease started.
         report = await asyncio.create_task(quick(cp).recover(thread, TOOLS))
@@ -285,31 +283,29 @@ async def test_a_recover_that_dies_leaves_the_other_calls_pending(
 async def test_a_wait_for_a_dead_holder_is_reported_at_once(
     cp: Store, thread: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log and the hook say for whom, and how long at most."""
+    """The log says for whom, and how long at most."""
     run = RunThread(cp, thread)
     await run.claim(run.new_term("host:7", 0.2))
-    seen: list[LeaseWait] = []
-    recover = quick(cp).recover(thread, TOOLS, on_wait=seen.append)
 
     with caplog.at_level(logging.WARNING, "cpkit.lease"):
-        await asyncio.create_task(recover)
+        await asyncio.create_task(quick(cp).recover(thread, TOOLS))
 
-    (wait,) = seen
-    assert (wait.thread_id, wait.holder, wait.stale_after) == (thread, "host:7", 0.2)
-    assert str(wait) in caplog.text
+    assert f"waiting for the lease of thread {thread!r}: host:7 has it" in caplog.text
+    assert "takes over after 0.2 s without a heartbeat" in caplog.text
 
 
-async def test_a_call_of_this_process_is_alive(cp: Store, thread: str) -> None:
+async def test_a_call_of_this_process_is_alive(
+    cp: Store, thread: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of any ledger of the handle; begun by hand, too. Nothing is watched."""
     shop = Shop(gate=asyncio.Event())
     begun = await quick(cp).begin(thread, "pay", {"landed": "no", "n": 2})
     run = quick(cp).run(thread, "pay", {"landed": "no"}, shop.charge)
     task = asyncio.create_task(run)
     await shop.began.wait()
-    waits: list[Any] = []
-    report = await quick(cp).resume(thread, TOOLS, on_wait=waits.append)
+    report = await quick(cp).resume(thread, TOOLS)
     assert [call.action for call in report.calls] == ["alive"] * 2
-    assert waits == []
+    assert caplog.text == ""
     await quick(cp).commit(begun.record)
     assert shop.gate is not None
     shop.gate.set()
@@ -317,14 +313,13 @@ async def test_a_call_of_this_process_is_alive(cp: Store, thread: str) -> None:
 
 
 async def test_a_live_call_is_left_whatever_lease_its_run_holds(
-    url: str, cp: Store, thread: str
+    url: str, cp: Store, thread: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It shows by heartbeats that it lives; a recovery under a lease watches it."""
     if url.startswith("memory"):
         pytest.skip("it needs a second handle of the store")
 
     shop = Shop(gate=asyncio.Event())
-    waits: list[CallsWait] = []
 
     async with open_checkpointer(url) as other:
         task = asyncio.create_task(
@@ -336,20 +331,17 @@ async def test_a_live_call_is_left_whatever_lease_its_run_holds(
         await leave(cp, thread, "search", {})
 
         async with thread_lease(cp, thread) as lease:
-            report = await quick(cp).recover(
-                thread, TOOLS, lease=lease, on_wait=waits.append
-            )
+            report = await quick(cp).recover(thread, TOOLS, lease=lease)
 
-        assert [call.action for call in report.calls] == ["alive", "discarded"]
-        assert [(one.calls, one.seconds) for one in waits] == [(2, 0.4)]
-        assert "2 without an outcome; this waits up to 0.4 s" in str(waits[0])
+        assert [call.action for call in report.calls] == ["alive", "released"]
+        assert "2 without an outcome; waits up to 0.4 s" in caplog.text
         assert shop.gate is not None
         shop.gate.set()
         await task
 
 
 async def test_a_lease_taken_over_is_proof_for_its_own_calls_alone(
-    cp: Store, thread: str
+    cp: Store, thread: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Those that carry its term are dead at once; another call is watched."""
     dead = thread_lease(cp, thread, stale_after=0.2)
@@ -358,50 +350,13 @@ async def test_a_lease_taken_over_is_proof_for_its_own_calls_alone(
     args: dict[str, JsonValue] = {"n": 1}
     await claim(cp, thread, f"k1 {thread}", args, "search", 900, lease=lease)
     other = await claim(cp, thread, f"k2 {thread}", {"n": 2}, "search", 0.2)
-    waits: list[CallsWait] = []
 
     async with thread_lease(cp, thread):
-        report = await quick(cp).recover(thread, [READ], on_wait=waits.append)
+        report = await quick(cp).recover(thread, [READ])
 
-    assert [one.action for one in report.calls] == ["discarded"] * 2
-    assert [(one.calls, one.seconds) for one in waits] == [(1, 0.2)]
+    assert [one.action for one in report.calls] == ["released"] * 2
+    assert "1 without an outcome; waits up to 0.2 s" in caplog.text
     assert other.call.idempotency_key == f"k2 {thread}"
-
-
-@pytest.mark.parametrize("stale_after", [0, -1, nan, inf])
-async def test_a_stale_after_that_spares_no_live_run_is_refused(
-    stale_after: float, cp: Store, thread: str
-) -> None:
-    """With 0, each call is an orphan at the first look; with inf, none is, ever."""
-    with pytest.raises(ValueError, match="stale_after"):
-        await quick(cp).resume(thread, TOOLS, stale_after=stale_after)
-
-
-@pytest.mark.parametrize("method", ["resume", "recover"])
-async def test_live_calls_of_the_global_thread_are_left(
-    method: str, cp: Store, thread: str
-) -> None:
-    """No run holds the lease of that thread. Calls without a heartbeat are orphans."""
-    shop = Shop("paid", gate=asyncio.Event())
-
-    @tool(name="pay", scope="global", verify=lambda _: NotLanded())
-    async def pay(effect: Effect, thread: str) -> JsonValue:
-        return await shop.charge(effect)
-
-    run = asyncio.create_task(
-        ToolRegistry(quick(cp), [pay]).dispatch(thread, "pay", {"thread": thread})
-    )
-    await shop.began.wait()
-    args = {"n": thread}
-    dead = await claim(cp, "cpkit:global", f"dead {thread}", args, "pay")
-    report = await getattr(quick(cp), method)("cpkit:global", [pay])
-    actions = {one.record.call.call_id: one.action for one in report.calls}
-    assert actions[shop.effects[0].call_id] == "alive"
-    assert actions[dead.call.call_id] == "released"
-    assert shop.gate is not None
-    shop.gate.set()
-    assert (await run).content == "paid"
-    assert len(shop.effects) == 1
 
 
 async def test_a_heartbeat_during_verify_stops_the_resume(
@@ -416,7 +371,7 @@ async def test_a_heartbeat_during_verify_stops_the_resume(
         return NotLanded()
 
     tools = [Tool(nothing, name="pay", verify=slow)]
-    report = await quick(cp).resume(thread, tools, stale_after=0.05)
+    report = await quick(cp).resume(thread, tools)
     assert [call.action for call in report.calls] == ["alive"]
     assert [record.status for record in await cp.list_calls(thread)] == ["issued"]
 
@@ -503,5 +458,5 @@ async def test_a_cancelled_run_is_an_orphan(cp: Store, thread: str) -> None:
         return task.done()
 
     await until(over)
-    report = await ledger.resume(thread, TOOLS, stale_after=0.2)
+    report = await ledger.resume(thread, TOOLS)
     assert [call.action for call in report.calls] == ["released"]

@@ -29,8 +29,6 @@ from cpkit.effects import (
     KeyReused,
     NoEffect,
     Superseded,
-    Tool,
-    ToolRegistry,
 )
 from cpkit.lease import thread_lease
 from tests.effects.shop import (
@@ -127,15 +125,12 @@ async def test_a_failure_is_final(cp: Store, thread: str) -> None:
     assert len(shop.effects) == 1
 
 
-@pytest.mark.parametrize("how", ["no effect", "option"])
-async def test_a_released_failure_can_be_retried(
-    cp: Store, thread: str, how: str
-) -> None:
-    """``NoEffect`` or the option frees the key, and the next attempt is one higher."""
-    shop = Shop(NoEffect("busy") if how == "no effect" else OSError("busy"))
-    ledger = quick(cp, release_failures=how == "option")
+async def test_a_released_attempt_can_be_retried(cp: Store, thread: str) -> None:
+    """``NoEffect`` frees the key, and the next attempt is one higher."""
+    shop = Shop(NoEffect("busy"))
+    ledger = quick(cp)
 
-    with pytest.raises((NoEffect, OSError), match="busy"):
+    with pytest.raises(NoEffect, match="busy"):
         await ledger.run(thread, "charge", ARGS, shop.charge)
 
     shop.result = "done"
@@ -218,9 +213,7 @@ async def test_a_result_that_only_the_store_refuses_is_a_final_error(
     shop = Shop([[[]]])
 
     with pytest.raises(SerializationError, match="too deep"):
-        await quick(store, release_failures=True).run(
-            thread, "charge", ARGS, shop.charge
-        )
+        await quick(store).run(thread, "charge", ARGS, shop.charge)
 
     with pytest.raises(EffectFailed, match="too deep"):
         await quick(cp).run(thread, "charge", ARGS, shop.charge)
@@ -246,15 +239,25 @@ async def test_an_exception_without_a_usable_message_is_recorded(
         with pytest.raises(EffectFailed):
             await quick(cp).run(thread, "charge", {"n": number}, shop.charge)
 
-        with pytest.raises(type(error)):
-            await quick(cp, release_failures=True).run(
-                thread, "charge", {"n": -1 - number}, shop.charge
-            )
+    statuses = [record.status for record in await cp.list_calls(thread)]
+    assert statuses == ["completed"] * 2
 
-    assert [record.status for record in await cp.list_calls(thread)] == [
-        "completed",
-        "failed",
-    ] * 2
+
+async def test_a_release_without_a_usable_message_is_recorded(
+    cp: Store, thread: str
+) -> None:
+    """As a failure is."""
+
+    class Rude(NoEffect):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    for number, error in enumerate([Rude(), NoEffect("\ud800")]):
+        with pytest.raises(type(error)):
+            await quick(cp).run(thread, "charge", {"n": number}, Shop(error).charge)
+
+    statuses = [record.status for record in await cp.list_calls(thread)]
+    assert statuses == ["failed"] * 2
 
 
 async def test_bad_args_are_refused_first(cp: Store, thread: str) -> None:
@@ -344,21 +347,6 @@ async def test_a_given_key_with_other_args_is_refused(cp: Store, thread: str) ->
     again = await ledger.run(thread, "charge", {"amount": 1.0}, shop.charge, **options)
     assert again == {"charge": 1}
     assert len(shop.effects) == 1
-
-
-async def test_a_global_effect_is_one_in_all_threads(cp: Store, thread: str) -> None:
-    """Its record is in ``cpkit:global``. An effect of the thread is another effect."""
-    shop = Shop()
-    ledger = quick(cp)
-    args: dict[str, JsonValue] = {"mail": thread}
-
-    for name in (thread, f"{thread}-2"):
-        await ledger.run(name, "welcome", args, shop.charge, scope="global")
-
-    assert len(shop.effects) == 1
-    assert shop.effects[0].thread_id == "cpkit:global"
-    await ledger.run(thread, "welcome", args, shop.charge)
-    assert len(shop.effects) == 2
 
 
 @pytest.mark.parametrize("status", ["issued", "completed"])
@@ -689,23 +677,6 @@ async def test_an_approval_costs_four_writes_under_a_lease(
             "find_call",
             "record_result",
         ]
-
-
-async def test_a_tool_without_an_effect_parameter_saves_a_read(
-    cp: Store, thread: str
-) -> None:
-    """The tool does not see the attempt, so it is not read."""
-    counting = Counting(cp)
-
-    async def send(to: str) -> str:
-        return to
-
-    registry = ToolRegistry(quick(counting), [Tool(send)])
-    await registry.dispatch(thread, "send", {"to": "ann"})
-    assert counting.calls == ["find_call", "record_issued", "record_result"]
-    counting.calls.clear()
-    await registry.dispatch(thread, "send", {"to": "ann"})
-    assert counting.calls == ["find_call"]
 
 
 async def test_timeout_none_waits_without_limit(cp: Store, thread: str) -> None:

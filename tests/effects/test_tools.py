@@ -545,10 +545,10 @@ def test_a_list_beside_a_set_keeps_its_order() -> None:
 async def test_a_tool_with_a_result_that_json_cannot_hold_runs_once(
     cp: Store, thread: str
 ) -> None:
-    """Its effect happened, so ``release_failures`` does not apply."""
+    """Its effect happened, so it is a final failure."""
     ran: list[int] = []
 
-    @tool(release_failures=True)
+    @tool
     def send() -> object:
         ran.append(1)
         return object()

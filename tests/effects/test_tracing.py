@@ -87,7 +87,7 @@ async def test_takeovers_and_superseded_attempts_are_span_events(
 
     async with open_checkpointer("memory://") as cp:
         # No heartbeat comes before the takeover, so the holder seems paused.
-        monkeypatch.setattr(Heartbeat, "start", lambda _: None)
+        monkeypatch.setattr(Heartbeat, "start", lambda *_: None)
         slow = asyncio.create_task(
             quick(cp, stale_after=0.05).run("t", "pay", ARGS, shop.charge)
         )

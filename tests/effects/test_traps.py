@@ -109,9 +109,9 @@ async def test_options_of_a_tool_that_is_made_by_a_call_count(
     def verify(_: Effect) -> Landed:
         return Landed("found")
 
-    made = tool(search, verify=verify, side_effects="read", name="look", scope="global")
+    made = tool(search, verify=verify, side_effects="read", name="look", timeout=5)
     assert (made.verify, made.side_effects, made.name) == (verify, "read", "look")
-    assert made.options == {"verify": verify, "scope": "global"}
+    assert made.options == {"verify": verify, "timeout": 5}
 
 
 async def test_a_tool_named_by_the_call_runs_at_each_call(

@@ -519,6 +519,44 @@ def test_a_request_that_is_gone_leaves_the_list_of_runs() -> None:
     tell(story)
 
 
+def test_a_damaged_request_stays_on_the_list_of_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log names it once; its thread runs after it was repaired and decided."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run("t", "pay", {}, lambda _: None)
+
+        key = ledger.key("t", "pay", {})
+        damaged = True
+        find_call = cp.find_call
+        ran: list[str] = []
+
+        async def damaged_call(wanted: str) -> Any:
+            if damaged and wanted == request_key(key, 1):
+                raise CorruptThread("t", "a call", "not JSON")
+
+            return await find_call(wanted)
+
+        async def agent(_: Any, lease: Lease) -> None:
+            ran.append(lease.thread_id)
+
+        vars(cp)["find_call"] = damaged_call
+        worker = Worker(cp, agent, poll=1)
+        await run_for(worker, 60)
+        assert caplog.text.count("cannot read a request of thread 't'") == 1
+        assert await cp.list_threads(prefix="cpkit:run:") != []
+        damaged = False
+        assert await ledger.approve(key)
+        await run_for(worker, 60)
+        assert ran == ["t"]
+
+    tell(story)
+
+
 def test_every_lost_hint_is_made_up_for() -> None:
     """A few requests are read at each look, each in its turn."""
 

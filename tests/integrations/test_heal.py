@@ -261,9 +261,9 @@ async def test_an_unknown_outcome_is_left(cp: MemoryCheckpointer[Any]) -> None:
     assert [one.source for one in (await heal(cp, "t")).closed] == ["recorded"]
 
 
-@pytest.mark.parametrize("scope", ["thread", "global"])
+@pytest.mark.parametrize("place", ["its own", "another"])
 async def test_a_call_that_waits_for_a_person_is_left(
-    scope: Any, cp: MemoryCheckpointer[Any]
+    place: str, cp: MemoryCheckpointer[Any]
 ) -> None:
     """It is open until its approval is used, denied or withdrawn."""
     calls = [openai_call("a"), {**openai_call("b"), "function": {"name": "look"}}]
@@ -271,8 +271,9 @@ async def test_a_call_that_waits_for_a_person_is_left(
     ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
 
     async def run(thread: str) -> Any:
+        where, args = thread if place == "its own" else f"sub {thread}", {"of": thread}
         return await ledger.run(
-            thread, "pay", {"of": thread}, pay_of, tool_call_id="a", scope=scope
+            where, "pay", args, pay_of, tool_call_id="a", run_thread=thread
         )
 
     for thread in ("t", "denied"):
@@ -560,9 +561,7 @@ async def test_a_failed_effect_gets_its_error(cp: MemoryCheckpointer[Any]) -> No
     await cp.append("t", HISTORIES["cpkit"])
 
     with pytest.raises(ValueError, match="no money"):
-        await EffectLedger(cp, release_failures=False).run(
-            "t", "pay", {}, fail, tool_call_id="a"
-        )
+        await EffectLedger(cp).run("t", "pay", {}, fail, tool_call_id="a")
 
     await heal(cp, "t")
     result = (await cp.read("t"))[2]

@@ -6,7 +6,8 @@ import asyncio
 
 from cpkit import CallRecord, JsonValue, ToolCall
 from cpkit.effects import EffectLedger
-from cpkit.effects.run import EffectRun
+from cpkit.effects.effect import Handler
+from cpkit.effects.run import EffectRun, RunResult
 from tests.broken.reference import Reference
 
 __all__ = ["ApprovesAfterClaim", "ChecksThenInserts", "OverwritesResults"]
@@ -57,13 +58,11 @@ class _LateApproval(EffectRun):
     async def _get_approval(self) -> None:
         """Stand for the approval before the claim and the takeover."""
 
-    async def _start(self, call: ToolCall, wants_record: bool) -> CallRecord | None:
-        record = await super()._start(call, True)
-
-        if record is not None and record.attempt == 1:
+    async def _perform(self, handler: Handler, own: CallRecord) -> RunResult:
+        if own.attempt == 1:
             await EffectRun._get_approval(self)
 
-        return record
+        return await super()._perform(handler, own)
 
 
 class ApprovesAfterClaim(EffectLedger):

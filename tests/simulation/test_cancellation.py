@@ -12,9 +12,9 @@ import pytest
 
 from cpkit import Checkpointer
 from cpkit.effects import Effect, EffectLedger, EffectTimeout
-from cpkit.effects.attempts import running_calls
 from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import LeaseLost, thread_lease
+from cpkit.wakeups import SharedWaits
 from tests.broken.reference import Reference
 from tests.effects.shop import Plain
 from tests.simulation.loop import SimulatedLoop, simulated_loop
@@ -127,7 +127,7 @@ def test_a_cancelled_run_leaves_its_key_in_the_right_state(
             task = asyncio.create_task(ledger.run("t", "charge", {"n": 1}, shop.charge))
             cancelled_after(steps, task, times)
             finished = await ended(task)
-            assert running_calls(cp) == set()
+            assert SharedWaits.of(cp).running == set()
             ledger = EffectLedger(cp, timeout=5)
             completed = True
 

@@ -55,8 +55,6 @@ async def heal(
     approved and not used, if the graph still waits to run it, or if another open call
     has its id and tool and a result is on record, which may be of either.
 
-    Effects with ``scope="global"`` are not seen: such a call counts as interrupted.
-
     Raises ``VersionConflict`` if another process writes to the thread meanwhile, and
     changes nothing then. Only a graph with a `CheckpointSaver` has this check.
     """
@@ -185,7 +183,7 @@ def _is_of_arguments(record: CallRecord, call: Any) -> bool:
         return False
 
     def key(kind: KeyKind, values: dict[str, JsonValue]) -> str:
-        return effect_key("thread", effect.thread_id, effect.tool, kind, values)
+        return effect_key(effect.thread_id, effect.tool, kind, values)
 
     counts = range(1, _MOST_KEY_FIELDS + 1)
     fields = chain.from_iterable(combinations(args, count) for count in counts)
