@@ -10,6 +10,7 @@ import typer
 from cpkit.cli.output import one_line, print_json, print_table
 from cpkit.cli.running import run
 from cpkit.cli.stores import Json, no_thread, open_store, split_words
+from cpkit.effects.records import state_of
 from cpkit.protocol import KeepsReceipts
 from cpkit.records import CallRecord
 from cpkit.tools.copying.exports import call_as_json
@@ -37,7 +38,7 @@ _WHOLE = 1_000_000_000
 def calls(words: Words, full: Full = False, json: Json = False) -> None:
     """List every call of a thread in the order of claims.
 
-    The list includes failed attempts, and erased calls of a deleted thread.
+    The list includes released attempts, and erased calls of a deleted thread.
     """
     thread_id, found = run(_list(words))
 
@@ -64,7 +65,7 @@ def call_rows(
             (
                 call.idempotency_key if full else short_key(call.idempotency_key),
                 call.tool_name,
-                one.status + (", erased" if one.erased else ""),
+                state_of(one) + (", erased" if one.erased else ""),
                 one.attempt,
                 age(one.issued_at),
                 one_line(dict(call.args), width),

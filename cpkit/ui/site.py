@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cpkit.effects import EffectLedger
+from cpkit.effects.records import state_of
 from cpkit.protocol import Checkpointer, KeepsReceipts
 from cpkit.records import CallRecord
 
@@ -103,6 +104,7 @@ def call_data(record: CallRecord) -> dict[str, Any]:
         "args": dict(call.args),
         "key": call.idempotency_key,
         "status": record.status,
+        "state": state_of(record),
         "attempt": record.attempt,
         "issued_at": record.issued_at.isoformat(),
         "resolved_at": None if resolved is None else resolved.isoformat(),

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from cpkit.canonical import canonical_json
 from cpkit.effects import ApprovalRequest
-from cpkit.effects.records import APPROVAL, effect_of
+from cpkit.effects.records import APPROVAL, effect_of, failure_of
 from cpkit.effects.requests import request_of
 from cpkit.errors import CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads
@@ -180,38 +180,55 @@ async def decide(site: Site, request: Request) -> Page:
 
 
 async def doubt(site: Site, request: Request) -> Page:
-    """Show one call without an outcome, and ask a person whether it happened."""
+    """Show a call without an outcome, or a final failure, and ask a person about it."""
     record = await _call(site, wanted(request, "id"), wanted(request, "call"))
-    return Page("doubt.html", call_data(record))
+    return await _doubt(site, record)
 
 
 async def say(site: Site, request: Request) -> Page:
-    """Record whether a call in doubt happened, as a person says.
+    """Record what a person says: that a call in doubt happened or not, or a reopening.
 
-    This watches the call first, and refuses if its run shows a sign of life.
+    A call in doubt is watched first; this refuses if its run shows a sign of life.
     """
     form: dict[str, str] = request.state.form
     record = await _call(site, form.get("id", ""), form.get("call", ""))
-    key = record.call.idempotency_key
+    key, verb = record.call.idempotency_key, form.get("said", "")
     said: dict[str, Any] = {
         "by": request.state.person,
         "reason": form.get("reason", "").strip() or None,
         "origin": _ORIGIN,
     }
 
+    if verb == "landed":
+        said["result"] = _json_of(form.get("result", ""), "the result")
+    elif verb not in ("not_landed", "reopen"):
+        raise HTTPException(400, "the form is not complete; nothing was recorded")
+
+    if verb == "reopen" and not await _may_reopen(site, record):
+        raise HTTPException(409, "it is not the effect's last failure any more")
+
     try:
-        if form.get("happened") == "yes":
-            result = _json_of(form.get("result", ""), "the result")
-            await site.ledger.landed(key, result, **said)
-        elif form.get("happened") == "no":
-            await site.ledger.not_landed(key, **said)
-        else:
-            raise HTTPException(400, "the form is not complete; nothing was recorded")
+        await getattr(site.ledger, verb)(key, **said)
     except ValueError as exc:
         raise HTTPException(409, f"{exc}; nothing was recorded") from exc
 
     record = await _call(site, form["id"], form["call"])
-    return Page("doubt.html", call_data(record))
+    return await _doubt(site, record, reopened=verb == "reopen")
+
+
+async def _doubt(site: Site, record: CallRecord, *, reopened: bool = False) -> Page:
+    may_reopen = not reopened and await _may_reopen(site, record)
+    more = {"may_reopen": may_reopen, "reopened": reopened}
+    return Page("doubt.html", call_data(record) | more)
+
+
+async def _may_reopen(site: Site, record: CallRecord) -> bool:
+    """Return whether this is the effect's last failure, and was not reopened."""
+    if failure_of(record) is None:
+        return False
+
+    newest: CallRecord | None = await site.ledger.find(record.call.idempotency_key)
+    return newest is not None and newest.call.call_id == record.call.call_id
 
 
 async def _call(site: Site, thread_id: str, call_id: str) -> CallRecord:

@@ -209,9 +209,9 @@ async def test_a_request_is_withdrawn_by_a_button(cp: Any, client: Client) -> No
     assert len(await ledger.requests()) == 1
 
 
-@pytest.mark.parametrize("happened", ["yes", "no"])
+@pytest.mark.parametrize("said", ["landed", "not_landed"])
 async def test_a_person_says_how_a_call_in_doubt_ended(
-    cp: Any, client: Client, happened: str
+    cp: Any, client: Client, said: str
 ) -> None:
     """With name and reason; the page watches the call before."""
     ledger = EffectLedger(cp)
@@ -225,13 +225,58 @@ async def test_a_person_says_how_a_call_in_doubt_ended(
         form = {**place, "form_token": token, "reason": "the bank says so"}
         answer = await http.post("/waiting/doubt", data=form)
         assert answer.status_code == 400
-        form |= {"happened": happened, "result": '{"charge": 1}'}
+        form |= {"said": said, "result": '{"charge": 1}'}
         answer = await http.post("/waiting/doubt", data=form)
         assert answer.status_code == 200
         again = await http.post("/waiting/doubt", data=form)
         assert again.status_code == 409
 
     (stored,) = await cp.list_calls("t")
-    assert stored.status == ("completed" if happened == "yes" else "failed")
-    said = stored.result["said"]
-    assert (said["by"], said["reason"]) == ("anna", "the bank says so")
+    assert stored.status == ("completed" if said == "landed" else "failed")
+    signed = stored.result["said"]
+    assert (signed["by"], signed["reason"]) == ("anna", "the bank says so")
+
+
+async def test_a_final_failure_is_reopened_by_a_button(cp: Any, client: Client) -> None:
+    """Once, with name and reason; then the effect runs again."""
+    ledger = EffectLedger(cp)
+
+    async def pay(effect: Any) -> str:
+        if effect.attempt == 1 and effect.key == key:
+            raise ValueError("no funds")
+
+        return "paid"
+
+    args: dict[str, Any] = {"amount": 5}
+    key = ledger.key("t", "pay", args)
+
+    with pytest.raises(ValueError, match="no funds"):
+        await ledger.run("t", "pay", args, pay)
+
+    (record,) = await cp.list_calls("t")
+    place = {"id": "t", "call": record.call.call_id}
+
+    async with client(cp) as http:
+        calls = await http.get("/thread/calls", params={"id": "t"})
+        assert ">failure<" in calls.text
+        assert ">reopen</a>" in calls.text
+        page = await http.get("/waiting/doubt", params=place)
+        assert "It happened" not in page.text
+        token = page.text.partition('name="form_token" value="')[2].partition('"')[0]
+        form = {**place, "form_token": token, "reason": "a new card"}
+        form["said"] = "reopen"
+        answer = await http.post("/waiting/doubt", data=form)
+        assert answer.status_code == 200
+        assert "Reopened" in answer.text
+        again = await http.post("/waiting/doubt", data=form)
+        assert again.status_code == 409
+        page = await http.get("/waiting/doubt", params=place)
+        assert "let it run again" not in page.text
+
+    assert await ledger.run("t", "pay", args, pay) == "paid"
+    said = [
+        one.result
+        for one in await cp.list_calls("t")
+        if one.call.tool_name == "cpkit:reopen"
+    ]
+    assert [(one["by"], one["reason"]) for one in said] == [("anna", "a new card")]
