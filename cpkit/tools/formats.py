@@ -8,7 +8,7 @@ from typing import Any
 
 from cpkit.records import ThreadInfo
 
-__all__ = ["age", "duration", "size", "thread_json", "utc_time"]
+__all__ = ["age", "dollars", "duration", "size", "thread_json", "utc_time"]
 
 _UNITS = ("kB", "MB", "GB", "TB")
 
@@ -58,3 +58,8 @@ def size(count: float) -> str:
 
     power = min(len(_UNITS), int(log10(count) / 3))
     return f"{count / 1000**power:.1f} {_UNITS[power - 1]}"
+
+
+def dollars(amount: float) -> str:
+    """Format a cost; a small one has as many digits as a person needs to compare."""
+    return f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"

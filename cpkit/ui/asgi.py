@@ -25,12 +25,13 @@ from cpkit.driver.jsontext import encode_text
 from cpkit.errors import BackendUnavailable, CheckpointerError, InvalidId
 from cpkit.protocol import Checkpointer
 from cpkit.tools import formats
-from cpkit.ui import session, store, thread, threads, visible, waiting
+from cpkit.ui import search, session, store, thread, threads, visible, waiting
 from cpkit.ui.blocks import rows_of
 from cpkit.ui.guard import Authorize, Guard
 from cpkit.ui.live import events
 from cpkit.ui.markdown import markdown
 from cpkit.ui.site import Page, Site, View
+from cpkit.ui.timeline import in_order
 
 __all__ = ["app"]
 
@@ -45,6 +46,7 @@ _VIEWS: dict[str, View] = {
     "/session": session.tree,
     "/session/state": session.state,
     "/session/branches": session.branches,
+    "/session/fork": session.fork_form,
     "/waiting": waiting.waiting,
     "/waiting/calls": waiting.in_doubt,
     "/waiting/decide": waiting.decision,
@@ -54,7 +56,9 @@ _VIEWS: dict[str, View] = {
 
 _POSTS: dict[str, View] = {
     "/waiting/decide": waiting.decide,
+    "/waiting/again": waiting.ask_again,
     "/waiting/doubt": waiting.say,
+    "/session/fork": session.fork,
 }
 """Each view by its path; the path with ``.json`` has the same data."""
 
@@ -138,12 +142,20 @@ def _environment() -> Environment:
         ago=visible.ago,
         bytes=formats.size,
         cut=visible.cut,
+        dollars=formats.dollars,
         duration=formats.duration,
+        fields=visible.fields,
         markdown=markdown,
         pretty=visible.pretty,
         utc=visible.utc,
     )
-    environment.globals.update(rows_of=rows_of, LONGEST=visible.LONGEST)
+    environment.globals.update(
+        in_order=in_order,
+        rows_of=rows_of,
+        AGES=search.AGES,
+        LONGEST=visible.LONGEST,
+        STATES=search.STATES,
+    )
     return environment
 
 
@@ -152,7 +164,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def _html(site: Site, templates: Environment, view: View) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        return _render(site, templates, request, await view(site, request))
+        page = await view(site, request)
+        total = await waiting.total(site, request)
+        return _render(site, templates, request, page, total)
 
     return endpoint
 
@@ -170,7 +184,9 @@ def _post(site: Site, templates: Environment, view: View) -> Endpoint:
         if site.read_only:
             raise HTTPException(403, "this page is read-only; nothing was decided")
 
-        return _render(site, templates, request, await view(site, request))
+        page = await view(site, request)
+        total = await waiting.total(site, request)
+        return _render(site, templates, request, page, total)
 
     return endpoint
 
@@ -187,8 +203,13 @@ async def _to_threads(request: Request) -> Response:
 
 
 def _render(
-    site: Site, templates: Environment, request: Request, page: Page
+    site: Site,
+    templates: Environment,
+    request: Request,
+    page: Page,
+    total: int | None = None,
 ) -> Response:
+    """Answer with a page; ``total`` requests wait, which the menu says."""
     root = request.scope.get("root_path", "")
 
     def link(path: str, /, **parameters: Any) -> str:
@@ -201,6 +222,7 @@ def _render(
         page.data,
         site=site,
         link=link,
+        total=total,
         here=request.scope["path"].removeprefix(root),
         json_link=link(
             request.scope["path"].removeprefix(root) + ".json",

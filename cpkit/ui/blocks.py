@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
 from cpkit.sessions.pictures.describe import describe
+from cpkit.ui.usage import Usage, usage_of
 from cpkit.ui.visible import pretty
 
 __all__ = ["Block", "Row", "is_entry", "rows_of"]
 
-BlockKind = Literal["text", "reasoning", "call", "result", "image", "json", "note"]
+BlockKind = Literal[
+    "text", "system", "reasoning", "call", "result", "image", "json", "note"
+]
 
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _MOST = 100  # blocks of a message; the message's own page has all
@@ -28,9 +31,10 @@ _LARGEST_IMAGE = 4_000_000  # characters of base64 in a page
 class Block:
     """A part of a message.
 
-    ``text`` is Markdown for "text", a ``data:`` URL or a description for "image", and
-    plain text otherwise. ``call_id`` joins a "call" and its "result"; ``result`` of a
-    call is the block that answers it, if it is on the same page.
+    ``text`` is Markdown for "text" and "system", a ``data:`` URL or a description for
+    "image", and plain text otherwise. ``call_id`` joins a "call" and its "result".
+    ``args`` of a call are its arguments, and ``result`` is the block that answers it,
+    if it is on the same page. ``position`` is that of a result's message.
     """
 
     kind: BlockKind
@@ -38,7 +42,9 @@ class Block:
     name: str = ""
     call_id: str = ""
     is_error: bool = False
+    args: Any = None
     result: Block | None = None
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +56,21 @@ class Row:
     blocks: list[Block]
     entry_id: str | None = None
     """The id of a session's entry, which has a state of its own."""
-    time: str | None = None
-    answers: list[str] = field(default_factory=list)
-    """The names of the calls above this row that show its results."""
+    usage: Usage = Usage()
     has_more: bool = False
     """Whether the message has more blocks than these."""
 
 
 def rows_of(messages: list[Any], start: int) -> list[Row]:
-    """Return a row for each message; ``start`` is the position of the first.
+    """Return the rows of messages; ``start`` is the position of the first.
 
-    A result moves into the call that it answers, if that call stands before it.
+    A result moves into the call that it answers, if that call stands before it. A
+    message that has nothing else has no row.
     """
-    rows = [_row(message, at) for at, message in enumerate(messages, start)]
+    rows = [
+        replace(_row(message, at), usage=usage_of(message))
+        for at, message in enumerate(messages, start)
+    ]
     calls: dict[str, tuple[int, int]] = {}
 
     for at, row in enumerate(rows):
@@ -71,7 +79,6 @@ def rows_of(messages: list[Any], start: int) -> list[Row]:
                 calls[block.call_id] = (at, index)
 
         kept: list[Block] = []
-        answers = []
 
         for block in row.blocks:
             place = calls.pop(block.call_id, None) if block.kind == "result" else None
@@ -82,13 +89,12 @@ def rows_of(messages: list[Any], start: int) -> list[Row]:
 
             call_row, index = place
             call = rows[call_row].blocks[index]
-            rows[call_row].blocks[index] = replace(call, result=block)
-            answers.append(call.name)
+            result = replace(block, position=row.position)
+            rows[call_row].blocks[index] = replace(call, result=result)
 
-        if answers:
-            rows[at] = replace(row, blocks=kept, answers=answers)
+        rows[at] = replace(row, blocks=kept)
 
-    return rows
+    return [row for row in rows if row.blocks or row.has_more]
 
 
 def _row(message: Any, position: int) -> Row:
@@ -102,6 +108,12 @@ def _row(message: Any, position: int) -> Row:
     found = _blocks(message)
     blocks = list(islice(found, _MOST)) or [Block("json", pretty(message))]
     has_more = next(found, None) is not None
+
+    if role in ("system", "developer"):
+        blocks = [
+            replace(one, kind="system") if one.kind == "text" else one for one in blocks
+        ]
+
     return Row(
         position, role if isinstance(role, str) else "", blocks, has_more=has_more
     )
@@ -121,13 +133,11 @@ def is_entry(message: Any) -> bool:
 
 
 def _entry_row(entry: dict[str, Any], position: int) -> Row:
-    time = entry.get("timestamp")
-    time = time if isinstance(time, str) else None
     entry_id = entry.get("id")
 
     if entry["type"] == "session":
         note = f"session, started in {entry.get('cwd') or 'an unnamed folder'}"
-        return Row(position, "session", [Block("note", note)], None, time)
+        return Row(position, "session", [Block("note", note)])
 
     if entry["type"] == "message":
         row = _row(entry["message"], position)
@@ -142,9 +152,7 @@ def _entry_row(entry: dict[str, Any], position: int) -> Row:
 
         row = Row(position, entry["type"], blocks)
 
-    return replace(
-        row, entry_id=entry_id if isinstance(entry_id, str) else None, time=time
-    )
+    return replace(row, entry_id=entry_id if isinstance(entry_id, str) else None)
 
 
 def _blocks(message: dict[str, Any]) -> Iterator[Block]:
@@ -197,7 +205,9 @@ def _part(part: Any) -> Iterator[Block]:
     match kind:
         case "text" | "input_text" | "output_text" | "refusal" | "summary_text":
             yield Block("text", _text(part.get("text", part.get("content"))))
-        case "user-prompt" | "system-prompt" | "retry-prompt":
+        case "system-prompt":
+            yield Block("system", _text(part.get("content")))
+        case "user-prompt" | "retry-prompt":
             content = part.get("content")
 
             for inner in content if isinstance(content, list) else [content]:
@@ -231,7 +241,7 @@ def _call(call_id: Any, name: Any, args: Any) -> Block:
         except (ValueError, RecursionError):
             return Block("call", args, _text(name), _text(call_id))
 
-    return Block("call", pretty(args), _text(name), _text(call_id))
+    return Block("call", pretty(args), _text(name), _text(call_id), args=args)
 
 
 def _result(content: Any, call_id: str, name: Any, message: dict[str, Any]) -> Block:
@@ -242,8 +252,15 @@ def _result(content: Any, call_id: str, name: Any, message: dict[str, Any]) -> B
         else _text(part)
         for part in parts
     ]
-    is_error = bool(message.get("isError") or message.get("is_error"))
-    return Block("result", "\n".join(texts), _text(name), call_id, is_error)
+    text = "\n".join(texts)
+    is_error = bool(
+        message.get("isError")
+        or message.get("is_error")
+        or message.get("status") == "error"
+        # Chat formats have no field for this; tools say it so.
+        or text[:40].lstrip().casefold().startswith(("error:", '{"error":'))
+    )
+    return Block("result", text, _text(name), call_id, is_error)
 
 
 def _image(part: dict[str, Any]) -> Block:

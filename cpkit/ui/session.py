@@ -1,20 +1,22 @@
-"""A session: its tree, the state at an entry, and two branches beside each other."""
+"""A session: its tree, the state at an entry, two branches, and a fork."""
 
 from __future__ import annotations
 
+import secrets
+import time
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cpkit.errors import CorruptThread
+from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.sessions import NotASession, SessionLog, UnknownEntry
 from cpkit.sessions.entries import Entry
 from cpkit.sessions.pictures.describe import describe, kind_of
 from cpkit.sessions.pictures.outline import every_run, outline
 from cpkit.ui.site import Page, Site, wanted
 
-__all__ = ["branches", "state", "tree"]
+__all__ = ["branches", "fork", "fork_form", "state", "tree"]
 
 
 async def tree(site: Site, request: Request) -> Page:
@@ -117,9 +119,59 @@ async def branches(site: Site, request: Request) -> Page:
     )
 
 
-async def _open(site: Site, request: Request) -> SessionLog:
-    thread_id = wanted(request, "id")
+async def fork_form(site: Site, request: Request) -> Page:
+    """Ask for the first message of a branch or thread that follows an entry."""
+    log = await _open(site, request)
+    entry = _entry(log, wanted(request, "entry"))
+    return Page("fork.html", _fork_data(log, entry) | {"made": None})
 
+
+async def fork(site: Site, request: Request) -> Page:
+    """Start a branch or a thread behind an entry, with its first message."""
+    form: dict[str, str] = request.state.form
+    log = await _open_log(site, form.get("id", ""))
+    entry = _entry(log, form.get("entry", ""))
+    text, into = form.get("text", "").strip(), form.get("into", "")
+
+    if not text or into not in ("thread", "branch"):
+        raise HTTPException(400, "the form is not complete; nothing was written")
+
+    data = _fork_data(log, entry)
+
+    try:
+        if into == "thread":
+            log = await log.fork(form.get("new_id", ""), entry["id"])
+        else:
+            await log.move_to(entry["id"])
+
+        message = {
+            "role": "user",
+            "content": text,
+            "timestamp": time.time_ns() // 1_000_000,
+        }
+        await log.append_message(message)
+    except VersionConflict as exc:
+        raise HTTPException(
+            409, f"{exc}; look at the thread before you try again"
+        ) from exc
+
+    return Page("fork.html", data | {"made": log.session_id})
+
+
+def _fork_data(log: SessionLog, entry: Entry) -> dict[str, Any]:
+    return {
+        "thread_id": log.session_id,
+        "entry_id": entry["id"],
+        "text": describe(entry),
+        "new_id": f"{log.session_id[:100]}-{secrets.token_hex(3)}",
+    }
+
+
+async def _open(site: Site, request: Request) -> SessionLog:
+    return await _open_log(site, wanted(request, "id"))
+
+
+async def _open_log(site: Site, thread_id: str) -> SessionLog:
     try:
         log = await SessionLog.open(site.cp, thread_id)
     except (CorruptThread, NotASession) as exc:
@@ -148,5 +200,5 @@ def _line(entry: Entry) -> dict[str, Any]:
 
 
 def _time(entry: Entry) -> str | None:
-    time = entry.get("timestamp")
-    return time if isinstance(time, str) else None
+    found = entry.get("timestamp")
+    return found if isinstance(found, str) else None

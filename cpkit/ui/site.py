@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +11,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cpkit.effects import EffectLedger
-from cpkit.effects.records import state_of
+from cpkit.effects.records import APPROVAL, effect_of
+from cpkit.effects.records import state_of as state_of_effect
+from cpkit.effects.requests import request_of
 from cpkit.protocol import Checkpointer, KeepsReceipts
 from cpkit.records import CallRecord
+from cpkit.ui.newest import Order
 
 __all__ = [
     "Page",
     "Site",
     "View",
     "call_data",
+    "counts_of",
     "needs",
     "number",
+    "state_of",
     "wanted",
 ]
 
@@ -37,6 +42,7 @@ class Site:
     read_only: bool
     stopping: asyncio.Event
     """Set when the server stops: streams of events end then."""
+    order: Order
 
     @classmethod
     def over(
@@ -49,7 +55,7 @@ class Site:
     ) -> Site:
         """Return the site of a store."""
         ledger: Any = EffectLedger(cp) if isinstance(cp, KeepsReceipts) else None
-        return cls(cp, ledger, title, url, read_only, stopping)
+        return cls(cp, ledger, title, url, read_only, stopping, Order(cp))
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,28 @@ def number(request: Request, name: str, default: int, low: int, high: int) -> in
         raise HTTPException(400, f"{name}={text[:40]!r} is not a number") from None
 
 
+def state_of(record: CallRecord) -> str:
+    """Return how a call stands, in a word: that of the effects' `state_of`.
+
+    Of a request: "waits", or its decision.
+    """
+    request = None if record.erased else request_of(record)
+
+    if request is not None:
+        return "waits" if request.decision is None else request.decision.verdict
+
+    return state_of_effect(record)
+
+
+def counts_of(records: Sequence[CallRecord]) -> dict[str, int]:
+    """Return how many requests and other calls of these are undecided."""
+    open_calls = [one for one in records if one.status == "issued" and not one.erased]
+    approvals = sum(one.call.tool_name == APPROVAL for one in open_calls)
+    return {"approvals": approvals, "calls": len(open_calls) - approvals}
+
+
 def call_data(record: CallRecord) -> dict[str, Any]:
-    """Return a call as JSON."""
+    """Return a call as JSON; ``state`` is that of `state_of`."""
     call = record.call
     resolved = record.resolved_at
     return {
@@ -105,6 +131,7 @@ def call_data(record: CallRecord) -> dict[str, Any]:
         "key": call.idempotency_key,
         "status": record.status,
         "state": state_of(record),
+        "is_effect": effect_of(record) is not None and not record.erased,
         "attempt": record.attempt,
         "issued_at": record.issued_at.isoformat(),
         "resolved_at": None if resolved is None else resolved.isoformat(),

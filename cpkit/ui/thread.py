@@ -1,26 +1,30 @@
-"""One thread: its conversation, its calls on a time line, and its extra."""
+"""One thread: its conversation, its turns and calls on a time line, and its extra."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from contextlib import suppress
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cpkit.effects.records import APPROVAL
+from cpkit.errors import CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads, ReadsRanges
 from cpkit.records import CallRecord, ThreadInfo
 from cpkit.tools.formats import thread_json
 from cpkit.tools.paging import find_thread
 from cpkit.ui.blocks import is_entry
-from cpkit.ui.site import Page, Site, call_data, needs, number, wanted
+from cpkit.ui.site import Page, Site, needs, number, wanted
+from cpkit.ui.timeline import on_a_line, turns_of, usage_data
+from cpkit.ui.usage import total_of, usage_of
+from cpkit.ui.waiting import requests_of
 
 __all__ = ["calls", "extra", "message", "thread"]
 
 _PER_PAGE = 40
 _CALLS_PER_PAGE = 200
+_COUNTED = 2_000  # messages whose turns, tokens and cost are summed
 
 
 async def thread(site: Site, request: Request) -> Page:
@@ -47,6 +51,8 @@ async def thread(site: Site, request: Request) -> Page:
             "later": start + limit if start + len(messages) < version else None,
             "is_session": any(map(is_entry, messages)),
             "messages": messages,
+            "requests": await requests_of(site, request, thread_id),
+            "usage": usage_data(total_of(map(usage_of, messages))),
         },
     )
 
@@ -65,13 +71,29 @@ async def message(site: Site, request: Request) -> Page:
 
 
 async def calls(site: Site, request: Request) -> Page:
-    """Show the thread's calls in the order of claims, on a time line."""
+    """Show turns and calls on a time line, and what the thread has used.
+
+    Calls are in the order of claims. Turns, and the sums of ``usage``, are those of
+    the newest messages, from position ``first`` on.
+    """
     thread_id = wanted(request, "id")
     needs(site, KeepsReceipts, "list its calls")
     records: Sequence[CallRecord] = await site.cp.list_calls(thread_id)
     last = max(0, len(records) - _CALLS_PER_PAGE)
     start = number(request, "start", last, 0, len(records))
     page = records[start : start + _CALLS_PER_PAGE]
+    data = None
+
+    if isinstance(site.cp, ReadsRanges):
+        with suppress(CorruptThread):  # the calls can be shown all the same
+            data = await site.cp.load_range(thread_id, -_COUNTED)
+
+    first = 0 if data is None else data.first
+    messages: list[Any] = [] if data is None else data.messages
+    usages = [usage_of(message) for message in messages]
+    # The other pages are about older calls.
+    found = turns_of(messages, usages, first) if start == last else []
+    turns, on_line = on_a_line(found, page)
     return Page(
         "calls.html",
         {
@@ -81,7 +103,11 @@ async def calls(site: Site, request: Request) -> Page:
             "start": start,
             "earlier": max(0, start - _CALLS_PER_PAGE) if start else None,
             "later": start + len(page) if start + len(page) < len(records) else None,
-            "calls": _on_a_line(page),
+            "first": first,
+            "version": first + len(messages),
+            "usage": usage_data(total_of(usages)),
+            "turns": turns,
+            "calls": on_line,
         },
     )
 
@@ -132,35 +158,3 @@ async def _info(site: Site, thread_id: str) -> ThreadInfo:
 
 def _missing(thread_id: str) -> HTTPException:
     return HTTPException(404, f"there is no thread {thread_id[:80]!r}")
-
-
-def _on_a_line(records: Sequence[CallRecord]) -> list[dict[str, Any]]:
-    """Return the calls, each with its place on a line from 0 to 100.
-
-    ``takeover`` says that an earlier attempt of the same key stands before it.
-    """
-    if not records:
-        return []
-
-    now = datetime.now(records[0].issued_at.tzinfo)
-    ends = [record.resolved_at or now for record in records]
-    first = min(record.issued_at for record in records)
-    length = max((max(ends) - first).total_seconds(), 1e-6)
-    found = []
-
-    for record, end in zip(records, ends, strict=True):
-        left = 100 * (record.issued_at - first).total_seconds() / length
-        width = 100 * (end - record.issued_at).total_seconds() / length
-        data = call_data(record)
-        found.append(
-            {
-                **data,
-                "is_approval": record.call.tool_name == APPROVAL,
-                "is_internal": record.call.tool_name.startswith("cpkit:"),
-                "takeover": record.attempt > 1,
-                "left": round(min(left, 99), 2),
-                "width": round(min(max(width, 1), 100 - min(left, 99)), 2),
-            }
-        )
-
-    return found

@@ -14,10 +14,12 @@ from typing import Any
 
 from cpkit.tools.formats import age, utc_time
 
-__all__ = ["LONGEST", "ago", "cut", "pretty", "utc", "visible"]
+__all__ = ["LONGEST", "ago", "around", "cut", "fields", "pretty", "utc", "visible"]
 
 LONGEST = 4_000
 """Characters of one text in a conversation; the message's own page shows all."""
+
+_ONE_LINE = 100
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069"
@@ -49,9 +51,33 @@ def cut(text: str, length: int = LONGEST) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def around(text: str, at: int) -> str:
+    """Return the words around a place in the text, on one line."""
+    start, stop = max(0, at - 40), at + 100
+    words = " ".join(text[start:stop].split())
+    return f"{'…' if start else ''}{words}{'…' if stop < len(text) else ''}"
+
+
 def pretty(value: Any) -> str:
     """Return a JSON value as indented text."""
     return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def fields(value: Any) -> list[tuple[str, str, bool]]:
+    """Return the names and values of an object; of another value, nothing.
+
+    A long text, or one of several lines, is itself (``True``); others are JSON.
+    """
+    if not isinstance(value, dict):
+        return []
+
+    found = []
+
+    for name, one in value.items():
+        is_text = isinstance(one, str) and ("\n" in one or len(one) > _ONE_LINE)
+        found.append((name, one if is_text else pretty(one), is_text))
+
+    return found
 
 
 def utc(time: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -14,20 +15,23 @@ from cpkit.canonical import canonical_json
 from cpkit.effects import ApprovalRequest
 from cpkit.effects.records import APPROVAL, effect_of, failure_of
 from cpkit.effects.requests import request_of
-from cpkit.errors import CorruptThread
-from cpkit.protocol import KeepsReceipts, ListsThreads
+from cpkit.errors import CheckpointerError, CorruptThread
+from cpkit.protocol import KeepsReceipts, ListsThreads, ReadsRanges
 from cpkit.records import CallRecord, ThreadInfo
 from cpkit.runs import RUNS, TERM
 from cpkit.tools.paging import gather_limited
 from cpkit.ui.site import Page, Site, call_data, needs, number, wanted
 
 __all__ = [
-    "counts_of",
+    "ask_again",
     "decide",
     "decision",
     "doubt",
     "in_doubt",
+    "requests_of",
     "say",
+    "total",
+    "undecided",
     "waiting",
 ]
 
@@ -37,25 +41,43 @@ _VERDICTS = {"approve": "approved", "deny": "denied", "withdraw": "withdrawn"}
 _METHODS = {"approved": "approve", "denied": "deny", "withdrawn": "withdraw"}
 
 _REQUESTS_PER_PAGE = 50
+_WHY = 12  # messages beside a request: enough to see why the agent asks
+_MOST_REQUESTS = 10_000
 _LEASES = 200
 
 # Threads that one page looks at, so that a large store answers soon.
 _THREADS_PER_PAGE = 1_000
 
 
-async def counts_of(site: Site, thread_id: str) -> dict[str, int] | None:
-    """Return how many requests and other calls of a thread are undecided.
+async def undecided(site: Site, request: Request) -> list[ApprovalRequest]:
+    """Return the undecided requests of all threads; read once for an answer."""
+    if not hasattr(request.state, "undecided"):
+        is_able = isinstance(site.cp, ListsThreads) and site.ledger is not None
+        request.state.undecided = (
+            await site.ledger.requests(limit=_MOST_REQUESTS) if is_able else []
+        )
 
-    ``None`` if calls of the thread are damaged.
-    """
-    damaged: list[str] = []
-    open_calls = await _open_calls(site, thread_id, damaged)
+    found: list[ApprovalRequest] = request.state.undecided
+    return found
 
-    if damaged:
+
+async def total(site: Site, request: Request) -> int | None:
+    """Return how many requests wait, for the menu; ``None`` if it cannot be read."""
+    try:
+        return len(await undecided(site, request))
+    except CheckpointerError:
         return None
 
-    approvals = sum(record.call.tool_name == APPROVAL for record in open_calls)
-    return {"approvals": approvals, "calls": len(open_calls) - approvals}
+
+async def requests_of(
+    site: Site, request: Request, thread_id: str
+) -> list[dict[str, Any]]:
+    """Return the undecided requests that a thread has, or that its run waits for."""
+    return [
+        _request_data(one)
+        for one in await undecided(site, request)
+        if thread_id in (one.thread_id, one.run_thread)
+    ]
 
 
 async def waiting(site: Site, request: Request) -> Page:
@@ -63,9 +85,9 @@ async def waiting(site: Site, request: Request) -> Page:
     limit = number(request, "limit", _REQUESTS_PER_PAGE, 1, 500)
     needs(site, ListsThreads, "list its threads")
     needs(site, KeepsReceipts, "list its calls")
-    found = await site.ledger.requests(
-        after=request.query_params.get("after", ""), limit=limit
-    )
+    after = request.query_params.get("after", "")
+    listed = await undecided(site, request)
+    found = [one for one in listed if one.cursor > after][:limit]
     damaged: list[str] = []
     return Page(
         "waiting.html",
@@ -177,6 +199,26 @@ async def decide(site: Site, request: Request) -> Page:
         data | {"choice": None, "tried": verdict, "is_mine": is_mine},
         200 if is_mine else 409,
     )
+
+
+async def ask_again(site: Site, request: Request) -> Page:
+    """Record a new request in place of one that was denied, withdrawn or expired."""
+    form: dict[str, str] = request.state.form
+    found = await _request(
+        site, form.get("id", ""), form.get("request", ""), "nothing was asked"
+    )
+
+    if found.record.erased or form.get("shown") != _digest(found):
+        raise HTTPException(
+            409, "the request is not the one that was shown; nothing was asked"
+        )
+
+    try:
+        asked = await site.ledger.ask_again(found.key, args=found.args)
+    except ValueError as exc:
+        raise HTTPException(409, f"{exc}; nothing was asked") from exc
+
+    return Page("decide.html", await _decided(site, asked) | {"choice": None})
 
 
 async def doubt(site: Site, request: Request) -> Page:
@@ -349,6 +391,13 @@ async def _decided(site: Site, request: ApprovalRequest) -> dict[str, Any]:
     """Return a request, its decision, and the effect's latest attempt."""
     made = request.decision
     effect: CallRecord | None = await site.cp.find_call(request.key)
+    run_thread = request.run_thread or request.thread_id
+    why = None
+
+    if isinstance(site.cp, ReadsRanges):
+        with suppress(CorruptThread):  # a person can decide all the same
+            why = await site.cp.load_range(run_thread, -_WHY)
+
     return {
         **_request_data(request),
         "erased": request.record.erased,
@@ -359,4 +408,6 @@ async def _decided(site: Site, request: ApprovalRequest) -> dict[str, Any]:
         "value": made and made.value,
         "decided_at": made and made.at and made.at.isoformat(),
         "effect": None if effect is None else call_data(effect),
+        "first": 0 if why is None else why.first,
+        "messages": [] if why is None else why.messages,
     }

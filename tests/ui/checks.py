@@ -51,6 +51,12 @@ class Tags(HTMLParser):
                 assert urlsplit(value or "").scheme in ("", "http", "https", "mailto")
                 self.links.append(value or "")
 
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+        if tag not in _VOID:
+            self.handle_endtag(tag)
+
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 

@@ -14,6 +14,7 @@ from cpkit.effects import EffectLedger
 from cpkit.lease import thread_lease
 from cpkit.runs import RUNS, TERM
 from cpkit.sessions import SessionLog
+from cpkit.ui import newest
 from tests.stores import LAYERED, fresh_url
 from tests.ui.checks import assert_inert
 from tests.ui.conftest import Client
@@ -91,7 +92,7 @@ async def test_threads_are_paged_without_internal_ones(cp: Any, client: Client) 
         await cp.append(name, [{}])
 
     async with client(cp) as http:
-        page = (await http.get("/threads.json?limit=3")).json()
+        page = (await http.get("/threads.json?order=id&limit=3")).json()
         assert [one["thread_id"] for one in page["threads"]] == ["a", "b", "d"]
         page = (await http.get(f"/threads.json?limit=3&after={page['next']}")).json()
         assert [one["thread_id"] for one in page["threads"]] == ["e"]
@@ -115,8 +116,12 @@ async def test_threads_are_ordered_by_their_last_change(
         assert (page["sorted_of"], page["sorted_all"], page["next"]) == (3, True, None)
 
 
-async def test_the_page_says_which_threads_are_sorted(cp: Any, client: Client) -> None:
-    """Beyond the first two thousand ids, the page names what is missing."""
+async def test_the_page_says_which_threads_are_sorted(
+    cp: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond so many ids, the page names what is missing."""
+    monkeypatch.setattr(newest, "_LISTED", 2_000)
+
     for number in range(2_000):
         await cp.append(f"a-{number:04}", [{}])
 

@@ -1,4 +1,4 @@
-// Keys and live updates. Reading and deciding work without this file.
+// Keys, local times and live updates. Reading and deciding work without this file.
 "use strict";
 
 const rows = () => [...document.querySelectorAll("[data-row]")];
@@ -37,11 +37,24 @@ if (choice === "approve" || choice === "deny") {
 
 for (const keys of document.querySelectorAll(".keys")) keys.hidden = !rows().length;
 
+// Times are UTC in the page, and on hover. A browser knows the person's time zone.
+function localize(root) {
+  for (const one of root.querySelectorAll("time.local")) {
+    const at = new Date(one.dateTime);
+    if (isNaN(at)) continue;
+    const local = new Date(at - at.getTimezoneOffset() * 60000);
+    one.textContent = local.toISOString().slice(0, 19).replace("T", " ");
+  }
+}
+
+localize(document);
+
 // Live: after a change, load this page again and replace its live parts.
 async function reload() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  localize(fresh);
   const atEnd = innerHeight + scrollY >= document.body.scrollHeight - 80;
 
   for (const part of document.querySelectorAll("[data-live]")) {
@@ -63,7 +76,7 @@ async function reload() {
 const place = document.body.dataset.events;
 const live = document.getElementById("live");
 
-if (place && document.querySelector("[data-live]")) {
+if (place && document.querySelector("main [data-live]")) {
   let running = false, again = false;
 
   async function change() {
