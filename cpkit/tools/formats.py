@@ -62,4 +62,4 @@ def size(count: float) -> str:
 
 def dollars(amount: float) -> str:
     """Format a cost; a small one has as many digits as a person needs to compare."""
-    return f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
+    return f"${amount:.4f}" if 0 < amount < 1 else f"${amount:,.2f}"

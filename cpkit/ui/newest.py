@@ -15,9 +15,11 @@ from cpkit.tools.paging import thread_pages
 __all__ = ["Newest", "Order"]
 
 _KEPT = 2_000
-_LISTED = 200_000  # ids, some seconds of work; the page says if there are more
-_ALWAYS = 10_000  # ids that are listed again for each page
-_REUSED = timedelta(minutes=1)  # for which the order of more ids is used again
+_LISTED = 100_000  # ids, some seconds of work; the page says if there are more
+_ALWAYS = 2_000  # ids that are listed again for each page, a tenth of a second of work
+
+# For each of more ids, the order is used for so long: listing takes 4 % of the time.
+_REUSED = timedelta(milliseconds=1)
 
 
 @dataclass
@@ -32,6 +34,12 @@ class Newest:
     count: int = 0
     is_all: bool = True
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether listing so many ids again is not worth it yet."""
+        age = datetime.now(UTC) - self.time
+        return self.count > _ALWAYS and age < self.count * _REUSED
 
     @classmethod
     async def of(
@@ -65,7 +73,7 @@ class Newest:
 
 
 class Order:
-    """The threads of a store that changed last; of very many, as of a minute ago."""
+    """The threads of a store that changed last; of very many, as of a while ago."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -76,9 +84,8 @@ class Order:
         """Return the newest threads, without those of cpkit's own."""
         async with self._turn:
             last = self._last
-            is_old = last is None or datetime.now(UTC) - last.time > _REUSED
 
-            if last is None or is_old or last.count <= _ALWAYS:
+            if last is None or not last.is_usable:
                 last = self._last = await Newest.of(self._store, most=_LISTED)
 
             return last

@@ -35,9 +35,9 @@ AGES = {
 }
 
 STATES = {
-    "waits": "waits for a decision",
-    "doubt": "has a call without an outcome",
-    "failed": "a tool failed",
+    "waits": "Wait for a decision",
+    "failed": "A tool failed",
+    "doubt": "Call without an outcome",
 }
 
 

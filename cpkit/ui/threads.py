@@ -88,7 +88,9 @@ async def threads(site: Site, request: Request) -> Page:
             "order": "id" if newest is None else "changed",
             "sorted_of": newest and newest.count,
             "sorted_all": newest and newest.is_all,
-            "sorted_at": newest and newest.time.isoformat(),
+            "sorted_at": newest.time.isoformat()
+            if newest and newest.is_usable
+            else None,
             "looked_at": min(LOOKED_AT, len(newest.threads)) if newest else None,
             "next": found[limit - 1].thread_id if has_more and not newest else None,
             "later": start + limit if has_more and newest and not search else None,

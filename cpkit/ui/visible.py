@@ -66,7 +66,8 @@ def pretty(value: Any) -> str:
 def fields(value: Any) -> list[tuple[str, str, bool]]:
     """Return the names and values of an object; of another value, nothing.
 
-    A long text, or one of several lines, is itself (``True``); others are JSON.
+    A text that is long, or that JSON would escape, is itself (``True``); others are
+    JSON, so that a number and its text look different.
     """
     if not isinstance(value, dict):
         return []
@@ -74,8 +75,9 @@ def fields(value: Any) -> list[tuple[str, str, bool]]:
     found = []
 
     for name, one in value.items():
-        is_text = isinstance(one, str) and ("\n" in one or len(one) > _ONE_LINE)
-        found.append((name, one if is_text else pretty(one), is_text))
+        text = pretty(one)
+        is_text = isinstance(one, str) and (len(one) > _ONE_LINE or text != f'"{one}"')
+        found.append((name, one if is_text else text, is_text))
 
     return found
 

@@ -35,6 +35,8 @@ VIEWS = {
     "session": "/thread?id=session-parser",
     "waiting": "/waiting",
     "in doubt": "/waiting/calls",
+    "failed": "/threads?state=failed",
+    "search": "/threads?q=order",
     "store": "/store",
 }
 
@@ -113,6 +115,22 @@ def test_an_append_appears(browser: Browser, link: str, url: str) -> None:
         in_store(url, lambda cp: cp.append("live", [message]))
         expect(page.locator("strong")).to_have_text("two", timeout=20_000)
         assert page.evaluate("window.stayed")
+        assert window.reports == []
+
+
+def test_times_are_local(browser: Browser, link: str, url: str) -> None:
+    """With UTC on hover, and after a change as well."""
+    message = {"role": "user", "content": "one", "timestamp": "2026-07-01T12:00:00Z"}
+    in_store(url, methodcaller("append", "times", [message]))
+
+    with visit(browser, link, timezone_id="Asia/Tokyo") as window:
+        page = window.go("/thread?id=times")
+        expect(page.locator("#live")).to_have_text("live")
+        in_store(url, methodcaller("append", "times", [message | {"content": "two"}]))
+        expect(page.locator(".row")).to_have_count(2, timeout=20_000)
+        times = page.locator(".row time")
+        expect(times).to_have_text(["2026-07-01 21:00:00"] * 2)
+        expect(times.first).to_have_attribute("title", "2026-07-01 12:00:00 UTC")
         assert window.reports == []
 
 
@@ -218,7 +236,7 @@ def test_enter_in_the_reason_decides_nothing(
         assert "POST" not in posted
         buttons.first.click()
         expect(page.get_by_role("status").first).to_contain_text("denied by anna")
-        expect(page.locator("dl")).to_contain_text("will not happen")
+        expect(page.locator(".facts-list")).to_contain_text("will not happen")
 
 
 def test_a_request_is_decided_without_scripts(browser: Browser, tmp_path: Path) -> None:
@@ -232,7 +250,7 @@ def test_a_request_is_decided_without_scripts(browser: Browser, tmp_path: Path) 
     ):
         page = window.go("/threads?prefix=order-1")
         page.get_by_role("link", name="order-1042").click()
-        expect(page.locator(".conversation .row")).to_have_count(5)
+        expect(page.locator(".conversation .row")).to_have_count(4)
         page.get_by_role("link", name="Waiting for you").click()
         page.get_by_role("link", name="Approve…").first.click()
         page.get_by_role("button", name="Approve").click()

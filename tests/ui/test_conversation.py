@@ -264,7 +264,7 @@ async def test_the_ledgers_envelope_is_hidden(cp: Any, client: Client) -> None:
 async def test_arguments_are_decided_as_they_are(cp: Any, client: Client) -> None:
     """A number and its text look different; long texts are whole."""
     ledger = EffectLedger(cp, requires_approval=lambda effect: True)
-    args = {"one": 1, "text": "1", "mail": MAIL, "many": "x" * 50_000}
+    args: dict[str, Any] = {"one": 1, "text": "1", "mail": MAIL, "many": "x" * 50_000}
 
     with pytest.raises(EffectTimeout):
         await ledger.begin("t", "send", args, approval_timeout=0)

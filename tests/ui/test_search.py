@@ -46,7 +46,7 @@ async def test_every_id_is_searched(
     await cp.append("Old-Needle", [{"text": "a needle"}])
     await cp.append("old", [{"text": "a needle"}])
 
-    for number in range(1_100):
+    for number in range(600):
         await cp.append(f"chat-{number:04}", [{"text": "hay"}])
 
     await cp.append("chat-0000", [{"text": "this is a Needle"}])
@@ -154,8 +154,9 @@ async def test_threads_are_filtered_by_age(
 async def test_the_order_of_very_many_threads_is_used_again(
     cp: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a minute, so that an open page does not list all ids all the time."""
+    """For a while, so that an open page does not list all ids all the time."""
     monkeypatch.setattr(newest, "_ALWAYS", 1)
+    monkeypatch.setattr(newest, "_REUSED", timedelta(minutes=1))
     await cp.append("a", [{}])
 
     async with client(cp) as http:

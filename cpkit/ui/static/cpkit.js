@@ -55,7 +55,8 @@ async function reload() {
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   localize(fresh);
-  const atEnd = innerHeight + scrollY >= document.body.scrollHeight - 80;
+  const height = document.body.scrollHeight;
+  const atEnd = innerHeight + scrollY >= height - 80;
 
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.getElementById(part.id);
@@ -70,7 +71,8 @@ async function reload() {
   }
 
   if (selected >= 0) select(selected);
-  if (atEnd && location.search.indexOf("start=") < 0) scrollTo(0, document.body.scrollHeight);
+  const grew = document.body.scrollHeight > height;
+  if (atEnd && grew && location.search.indexOf("start=") < 0) scrollTo(0, document.body.scrollHeight);
 }
 
 const place = document.body.dataset.events;
