@@ -164,8 +164,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def _html(site: Site, templates: Environment, view: View) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        page = await view(site, request)
-        total = await waiting.total(site, request)
+        page, total = await asyncio.gather(
+            view(site, request), waiting.total(site, request)
+        )
         return _render(site, templates, request, page, total)
 
     return endpoint

@@ -67,10 +67,7 @@ def rows_of(messages: list[Any], start: int) -> list[Row]:
     A result moves into the call that it answers, if that call stands before it. A
     message that has nothing else has no row.
     """
-    rows = [
-        replace(_row(message, at), usage=usage_of(message))
-        for at, message in enumerate(messages, start)
-    ]
+    rows = [_row(message, at) for at, message in enumerate(messages, start)]
     calls: dict[str, tuple[int, int]] = {}
 
     for at, row in enumerate(rows):
@@ -92,7 +89,8 @@ def rows_of(messages: list[Any], start: int) -> list[Row]:
             result = replace(block, position=row.position)
             rows[call_row].blocks[index] = replace(call, result=result)
 
-        rows[at] = replace(row, blocks=kept)
+        if len(kept) < len(row.blocks):
+            rows[at] = replace(row, blocks=kept)
 
     return [row for row in rows if row.blocks or row.has_more]
 
@@ -115,7 +113,11 @@ def _row(message: Any, position: int) -> Row:
         ]
 
     return Row(
-        position, role if isinstance(role, str) else "", blocks, has_more=has_more
+        position,
+        role if isinstance(role, str) else "",
+        blocks,
+        usage=usage_of(message),
+        has_more=has_more,
     )
 
 
@@ -137,7 +139,7 @@ def _entry_row(entry: dict[str, Any], position: int) -> Row:
 
     if entry["type"] == "session":
         note = f"session, started in {entry.get('cwd') or 'an unnamed folder'}"
-        return Row(position, "session", [Block("note", note)])
+        return Row(position, "session", [Block("note", note)], usage=usage_of(entry))
 
     if entry["type"] == "message":
         row = _row(entry["message"], position)
@@ -152,7 +154,11 @@ def _entry_row(entry: dict[str, Any], position: int) -> Row:
 
         row = Row(position, entry["type"], blocks)
 
-    return replace(row, entry_id=entry_id if isinstance(entry_id, str) else None)
+    return replace(
+        row,
+        entry_id=entry_id if isinstance(entry_id, str) else None,
+        usage=usage_of(entry),
+    )
 
 
 def _blocks(message: dict[str, Any]) -> Iterator[Block]:

@@ -64,7 +64,7 @@ class Search:
         for name, known in (("state", STATES), ("age", AGES)):
             if (value := getattr(found, name)) and value not in known:
                 raise HTTPException(
-                    400, f"{name}={value[:40]!r} is none of {', '.join(known)}"
+                    400, f"{name}={value[:40]!r} is not one of {', '.join(known)}"
                 )
 
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -32,7 +33,9 @@ async def thread(site: Site, request: Request) -> Page:
     thread_id = wanted(request, "id")
     limit = number(request, "limit", _PER_PAGE, 1, 500)
     needs(site, ReadsRanges, "read a part of a thread")
-    info = await _info(site, thread_id)
+    info, requests = await asyncio.gather(
+        _info(site, thread_id), requests_of(site, request, thread_id)
+    )
     last = max(0, info.version - limit)
     start = number(request, "start", last, 0, info.version)
     # Without the parameter, the page has what was appended since the list was read.
@@ -51,7 +54,7 @@ async def thread(site: Site, request: Request) -> Page:
             "later": start + limit if start + len(messages) < version else None,
             "is_session": any(map(is_entry, messages)),
             "messages": messages,
-            "requests": await requests_of(site, request, thread_id),
+            "requests": requests,
             "usage": usage_data(total_of(map(usage_of, messages))),
         },
     )

@@ -29,6 +29,10 @@ _CACHED = (
 )
 
 
+_AROUND = ("metadata", "response_metadata")
+_KNOWN = {*_TIMES, *_MODELS, *_USAGES, *_COSTS, *_AROUND, "message"}
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What is known of a message, or of several; ``time`` is ISO, ``cost`` dollars."""
@@ -40,14 +44,17 @@ class Usage:
     cost: float | None = None
 
 
+_NOTHING = Usage()
+
+
 def usage_of(message: Any) -> Usage:
     """Return what a message, or the entry of a session around it, says of itself."""
-    if not isinstance(message, dict):
-        return Usage()
+    # Most messages say nothing of themselves, and a page asks all that it shows.
+    if not isinstance(message, dict) or _KNOWN.isdisjoint(message):
+        return _NOTHING
 
-    inner = message.get("message")
-    body = inner if isinstance(inner, dict) else message
-    places = [message, body, *_objects(body, ("metadata", "response_metadata"))]
+    places = [message, *_objects(message, ("message",))]
+    places += _objects(places[-1], _AROUND)
     usages = [one for place in places for one in _objects(place, _USAGES)][:1]
     cached = [_number(one.get(name)) or 0 for one in usages for name in _CACHED]
     tokens_in = _first(usages, _IN, _number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json as jsonlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -51,13 +52,14 @@ _THREADS_PER_PAGE = 1_000
 
 async def undecided(site: Site, request: Request) -> list[ApprovalRequest]:
     """Return the undecided requests of all threads; read once for an answer."""
-    if not hasattr(request.state, "undecided"):
-        is_able = isinstance(site.cp, ListsThreads) and site.ledger is not None
-        request.state.undecided = (
-            await site.ledger.requests(limit=_MOST_REQUESTS) if is_able else []
-        )
+    if site.ledger is None or not isinstance(site.cp, ListsThreads):
+        return []
 
-    found: list[ApprovalRequest] = request.state.undecided
+    if not hasattr(request.state, "undecided"):
+        reading = site.ledger.requests(limit=_MOST_REQUESTS)
+        request.state.undecided = asyncio.ensure_future(reading)
+
+    found: list[ApprovalRequest] = await request.state.undecided
     return found
 
 
@@ -73,9 +75,14 @@ async def requests_of(
     site: Site, request: Request, thread_id: str
 ) -> list[dict[str, Any]]:
     """Return the undecided requests that a thread has, or that its run waits for."""
+    try:
+        found = await undecided(site, request)
+    except CorruptThread:  # of another thread: this one can be shown all the same
+        return []
+
     return [
         _request_data(one)
-        for one in await undecided(site, request)
+        for one in found
         if thread_id in (one.thread_id, one.run_thread)
     ]
 

@@ -115,7 +115,7 @@ async def test_threads_are_filtered_by_state(cp: Any, client: Client) -> None:
         assert (await http.get("/threads?state=odd")).status_code == 400
 
 
-async def test_a_reopened_failure_is_none(cp: Any, client: Client) -> None:
+async def test_a_reopened_failure_is_not_listed(cp: Any, client: Client) -> None:
     """A person has said that the effect may run again."""
     ledger = EffectLedger(cp)
 
