@@ -177,7 +177,7 @@ async def all_requests(cp: Store) -> list[ApprovalRequest]:
             requests = [request_of(one) for one in calls if not one.erased]
             found.extend(one for one in requests if one is not None)
 
-    for prefix in ("", *_EFFECTS):
+    for prefix in ("", ONCE_THREADS):
         async for page in thread_pages(cp, prefix=prefix, internal=False):
             await gather_limited(collect, page)
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from cpkit.canonical import canonical_json
 from cpkit.effects import ApprovalRequest
-from cpkit.effects.records import APPROVAL, effect_of, failure_of
+from cpkit.effects.records import effect_of, failure_of
 from cpkit.effects.requests import request_of
 from cpkit.errors import CheckpointerError, CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads, ReadsRanges
