@@ -135,7 +135,7 @@ def decoding(rounds: int) -> dict[str, float]:
 async def _sqlite(
     cp: Any, thread: str, key: str, server: str, stack: AsyncExitStack
 ) -> tuple[Steps, Steps]:
-    store = cp._store
+    store = cp.store
     write = Append(thread, [_BODY], None)
     return {
         "one trip: BEGIN, look-up, INSERT, COMMIT": lambda: store.commit([write])
@@ -147,7 +147,7 @@ async def _postgres(
 ) -> tuple[Steps, Steps]:
     held = await asyncpg.connect(server)
     stack.push_async_callback(held.close)
-    store = cp._store
+    store = cp.store
     append = await held.prepare(filled(queries.APPEND, store._connections.schema))
     find = await held.prepare(filled(queries.HOLDER, store._connections.schema))
     values = (thread, None, 1, _BODY.decode(), None, None)
@@ -169,7 +169,7 @@ async def _redis(
 ) -> tuple[Steps, Steps]:
     client: Any = Redis.from_url(server)
     stack.push_async_callback(client.aclose)
-    store = cp._store
+    store = cp.store
     write = Append(thread, [_BODY], None)
     await store.commit([write])  # so that the server knows the script
     sha = SHA.decode()
@@ -187,7 +187,7 @@ async def _redis(
 async def _file(
     cp: Any, thread: str, key: str, server: str, stack: AsyncExitStack
 ) -> tuple[Steps, Steps]:
-    store = cp._store
+    store = cp.store
     write = Append(thread, [_BODY], None)
     return {
         "one trip: locked, looked at, written, synced": lambda: store.commit([write])

@@ -23,7 +23,7 @@ async def main():
         async with FileCheckpointer(sys.argv[1]) as other:
             for _ in range(3):
                 with pytest.raises(StoreFailure, match="a watch polls"):
-                    await cp._store.listen(print)
+                    await cp.store.listen(print)
 
             async with cp.watch("t") as changes:
                 await other.append("t", [{}])
