@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import reprlib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,22 +17,15 @@ from pathlib import Path
 from types import FrameType
 
 from conformance.case import Case
+from conformance.difference import difference, shown
 from conformance.failure import Failure
 
-__all__ = ["explain", "shown"]
+__all__ = ["explain"]
+
+SMALL = 120
+"""Characters up to which a value is shown without the place where it differs."""
 
 _SUITE = str(Path(__file__).parent)
-
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = 300
-_repr.maxlist = _repr.maxtuple = _repr.maxdict = _repr.maxset = 20
-_repr.maxlevel = 8
-_repr.maxlong = 60
-
-
-def shown(value: object) -> str:
-    """Return the repr of a value, shortened if it is long."""
-    return _repr.repr(value)
 
 
 def explain(error: BaseException, check: Callable[..., object]) -> Failure:
@@ -61,6 +53,12 @@ def explain(error: BaseException, check: Callable[..., object]) -> Failure:
         return Failure("the clause to hold", str(error), place)
 
     values = [f"{name} = {shown(value)}" for name, value in innermost.names(statement)]
+    unequal = innermost.unequal(statement)
+
+    if unequal is not None:
+        place, one, other = unequal
+        values.insert(0, f"{place}: {one}, and not {other}")
+
     return Failure(
         ast.unparse(statement.test),
         "\n".join(values) or "it does not hold",
@@ -101,6 +99,38 @@ class _Frame:
                 return node
 
         return None
+
+    def unequal(self, statement: ast.Assert) -> tuple[str, str, str] | None:
+        """Return where the two sides of a failed ``==`` differ.
+
+        ``None`` where they are small, or cannot be evaluated again without a call.
+        """
+        test = statement.test
+        plain = (ast.Call, ast.Await, ast.NamedExpr, ast.Yield, ast.YieldFrom)
+
+        if not (
+            isinstance(test, ast.Compare)
+            and len(test.ops) == 1
+            and isinstance(test.ops[0], ast.Eq)
+            and not any(isinstance(node, plain) for node in ast.walk(test))
+        ):
+            return None
+
+        # One mapping, so that the scopes of comprehensions find the local names too.
+        names = {**self.frame.f_globals, **self.frame.f_locals}
+
+        try:
+            sides = [
+                eval(compile(ast.Expression(side), "<assert>", "eval"), names)
+                for side in (test.left, test.comparators[0])
+            ]
+        except Exception:
+            return None
+
+        if all(len(shown(side)) < SMALL for side in sides):
+            return None
+
+        return difference(sides[0], sides[1], ast.unparse(test.left))
 
     def names(self, statement: ast.Assert) -> list[tuple[str, object]]:
         """Return the local variables in the statement with their values."""

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from conformance.answers import answers
 from conformance.case import Case, raises
 from conformance.clause import clause
-from conformance.explain import shown
+from conformance.difference import check_equal, shown
 from conformance.failure import Failure
 from conformance.sample_dumps import made_call, made_dump
 from conformance.sample_values import SURROGATES, exactly
@@ -47,8 +47,10 @@ OBJECTS: Any = [_object(text) for text in SURROGATES.values()]
 
 
 def _check(seen: object, expected: object, where: str) -> None:
+    check_equal(seen, expected, where)
+
     if not exactly(seen, expected):
-        raise Failure(shown(expected), shown(seen), where)
+        raise Failure("the keys in their order", shown(seen), where)
 
 
 async def _filled(case: Case, thread: str) -> list[ToolCall]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from conformance.explain import shown
+from conformance.difference import shown
 
 __all__ = ["Op", "frozen", "listing", "merged"]
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from conformance.case import Store
-from conformance.explain import shown
+from conformance.difference import shown
 from cpkit import (
     CallRecord,
     ErasesThreads,

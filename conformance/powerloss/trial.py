@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from conformance.case import Case, Store
-from conformance.explain import shown
+from conformance.difference import shown
 from conformance.failure import Failure, Skip
 from conformance.harness import Harness
 from conformance.powerloss import script
