@@ -13,7 +13,7 @@ from conformance.clause import Clause, Level
 from conformance.harness import Harness, harness_for
 from conformance.jobs import may_run_beside, run_in_jobs
 from conformance.report import Report
-from conformance.runner import Hung, Outcome, perform, run_clause
+from conformance.runner import Hung, Outcome, Patience, perform, run_clause
 from cpkit import BackendUnavailable, StatesDurability
 from cpkit.driver import Limits
 
@@ -52,7 +52,7 @@ class Certification:
     def __iter__(self) -> Iterator[Outcome]:
         beside = [one for one in self.clauses if may_run_beside(one)]
         beside = beside if self._jobs > 1 else []
-        seed, rounds = self._seed, self._rounds
+        seed, rounds, patience = self._seed, self._rounds, Patience()
 
         if beside:
             for outcome in run_in_jobs(beside, self.harness, self._jobs, seed, rounds):
@@ -66,7 +66,9 @@ class Certification:
             if self._on_start is not None:
                 self._on_start(clause)
 
-            outcome = run_clause(clause, self.harness, seed=seed, rounds=rounds)
+            outcome = run_clause(
+                clause, self.harness, seed=seed, rounds=rounds, patience=patience
+            )
             self.outcomes.append(outcome)
             yield outcome
 
@@ -136,8 +138,14 @@ def _stated_facts(harness: Harness) -> tuple[str, Limits | None]:
 
     async def look(case: Case) -> None:
         cp: object = case.cp
-        durability = cp.durability if isinstance(cp, StatesDurability) else "not stated"
-        stated.append((str(durability), getattr(cp, "limits", None)))
+
+        try:
+            states = isinstance(cp, StatesDurability)
+            durability = str(cp.durability) if states else "not stated"  # type: ignore[attr-defined]  # it states it
+        except Exception as exc:  # the clause handle.states-durability fails with it
+            durability = f"not stated: {type(exc).__name__}: {exc}"
+
+        stated.append((durability, getattr(cp, "limits", None)))
 
     try:
         perform(Clause("store.opens", "", Level.CORE, (), 20, look), harness)

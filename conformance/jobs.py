@@ -123,13 +123,19 @@ def main() -> None:
     # Imported here, because the first line sets sys.path.
     from conformance.catalog import select
     from conformance.harness import rebuild
-    from conformance.runner import run_clause
+    from conformance.runner import Patience, run_clause
 
-    harness = rebuild(head["harness"])
+    harness, patience = rebuild(head["harness"]), Patience()
 
     for line in lines:
         (clause,) = select(ids=[line])
-        outcome = run_clause(clause, harness, seed=head["seed"], rounds=head["rounds"])
+        outcome = run_clause(
+            clause,
+            harness,
+            seed=head["seed"],
+            rounds=head["rounds"],
+            patience=patience,
+        )
         told = {name: getattr(outcome, name) for name in TOLD}
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()

@@ -25,7 +25,18 @@ from conformance.failure import Failure, Skip
 from conformance.harness import Harness
 from conformance.slowdown import slowdown
 
-__all__ = ["Hung", "Outcome", "Status", "Unsupported", "perform", "run_clause"]
+__all__ = [
+    "Hung",
+    "Outcome",
+    "Patience",
+    "Status",
+    "Unsupported",
+    "perform",
+    "run_clause",
+]
+
+HURRIED = 3.0
+"""Seconds, on an idle machine, that a clause has after another one has hung."""
 
 GRACE = 3.0
 """Seconds that a cancelled clause has to end, before its thread is abandoned."""
@@ -69,13 +80,67 @@ class Outcome:
     lost: int = 0
 
 
+class Patience:
+    """How long a run waits for a store that hung before: one deadline in all.
+
+    After the first clause that hung, each clause has `HURRIED` seconds at most. One
+    that does not end by then is skipped, and the reason names the first. Where the
+    store hangs in every handle, no further clause is begun.
+    """
+
+    def __init__(self) -> None:
+        self.hung = ""
+        self._is_dead: bool | None = None
+
+    def attempt(self, clause: Clause, case: Case) -> BaseException | None:
+        """Run the check, and return what it raised."""
+        if not self.hung:
+            error = _attempt(clause, case)
+            self.hung = clause.id if isinstance(error, Hung) else ""
+            return error
+
+        if self._is_dead is None:
+            probe = replace(clause, needs=(), deadline=HURRIED, check=_use)
+            answer = _attempt(probe, Case(case.harness, case.random))
+            self._is_dead = isinstance(answer, Hung)
+
+        if self._is_dead:
+            return Skip(f"not run: the store hangs since {self.hung}")
+
+        hurried = replace(clause, deadline=min(clause.deadline, HURRIED))
+        error = _attempt(hurried, case)
+
+        if isinstance(error, Hung):
+            return Skip(
+                f"not decided in {HURRIED:g} s, after {self.hung} hung; run it alone "
+                f"with --clause {clause.id}"
+            )
+
+        return error
+
+
+async def _use(case: Case) -> None:
+    """Do what nearly every clause does."""
+    thread = case.id()
+    await case.cp.append(thread, [{"n": 1}])
+    await case.cp.load(thread)
+
+
 def run_clause(
-    clause: Clause, harness: Harness, *, seed: int = 0, rounds: float = 1.0
+    clause: Clause,
+    harness: Harness,
+    *,
+    seed: int = 0,
+    rounds: float = 1.0,
+    patience: Patience | None = None,
 ) -> Outcome:
-    """Return the outcome of the clause; an exception of the check is in it."""
+    """Return the outcome of the clause; an exception of the check is in it.
+
+    ``patience`` is that of the whole run, if there is one.
+    """
     start = time.monotonic()
     case = _case(clause, harness, seed, rounds)
-    error = _attempt(clause, case)
+    error = (patience or Patience()).attempt(clause, case)
     outcome = Outcome(
         clause,
         Status.PASSED,
@@ -106,7 +171,12 @@ def run_clause(
 
 
 def perform(
-    clause: Clause, harness: Harness, *, seed: int = 0, rounds: float = 1.0
+    clause: Clause,
+    harness: Harness,
+    *,
+    seed: int = 0,
+    rounds: float = 1.0,
+    patience: Patience | None = None,
 ) -> Case:
     """Run the check and return its case.
 
@@ -114,7 +184,7 @@ def perform(
     """
     __tracebackhide__ = True  # pytest shows the frames of the clause only
     case = _case(clause, harness, seed, rounds)
-    error = _attempt(clause, case)
+    error = (patience or Patience()).attempt(clause, case)
 
     if error is not None:
         raise error

@@ -24,9 +24,13 @@ from conformance.catalog import all_clauses
 from conformance.clause import Clause
 from conformance.failure import Skip
 from conformance.harness import Harness
-from conformance.runner import perform
+from conformance.runner import Patience, perform
 
 __all__ = ["ConformanceTests"]
+
+
+_PATIENCE: dict[type, Patience] = {}
+"""How each class waits for a store that hung."""
 
 
 class ConformanceTests:
@@ -46,7 +50,13 @@ class ConformanceTests:
         seed = int(os.environ.get("CPKIT_SEED") or crc32(os.urandom(4)))
 
         try:
-            perform(clause, harness, seed=seed, rounds=self.rounds)
+            perform(
+                clause,
+                harness,
+                seed=seed,
+                rounds=self.rounds,
+                patience=_PATIENCE.setdefault(type(self), Patience()),
+            )
         except Skip as exc:
             pytest.skip(str(exc))
         except Exception as exc:

@@ -136,6 +136,19 @@ class Durability:
     settings: Mapping[str, str] = field(default_factory=dict)
     advice: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.survives, Survives):
+            raise TypeError(f"survives is a Survives, not {self.survives!r}")
+
+        if not isinstance(self.settings, Mapping):
+            raise TypeError(
+                'settings are a mapping, for instance {"fsync": "on"}, not '
+                f"{self.settings!r}; sentences are advice"
+            )
+
+        if isinstance(self.advice, str):
+            raise TypeError(f"advice is a list of sentences, not {self.advice!r}")
+
     @property
     def words(self) -> str:
         """The settings and the advice as one line."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as xml
 
 import pytest
@@ -22,7 +23,13 @@ from conformance import (
     all_clauses,
     certify,
 )
-from cpkit import BackendUnavailable, InvalidURL
+from cpkit import (
+    BackendUnavailable,
+    Durability,
+    InvalidURL,
+    MemoryCheckpointer,
+    Survives,
+)
 from tests.cli.command import run_main
 
 BROKEN = "tests.broken.erasing:AlwaysForgetsKeys"
@@ -59,6 +66,27 @@ async def test_certify_refuses_unknown_targets_and_names() -> None:
 
     with pytest.raises(BackendUnavailable):
         await certify("redis://127.0.0.1:1/0?connect_timeout=1", clauses=["append"])
+
+
+class Toy(MemoryCheckpointer[Any]):
+    """States its durability as a sentence, where a mapping belongs."""
+
+    @property
+    def durability(self) -> Durability:
+        return Durability(Survives.NONE, "a toy")  # type: ignore[arg-type]  # the point
+
+
+async def test_a_wrong_durability_is_a_clear_error() -> None:
+    """The run goes on; the certificate and the clause say what is wrong."""
+    report = await certify(
+        f"{__name__}:Toy", clauses=["handle.states-durability", "append.keeps-order"]
+    )
+    wrong = "TypeError: settings are a mapping, for instance"
+    assert report.durability.startswith(f"not stated: {wrong}")
+    (failed,) = report.failures
+    assert failed.clause.id == "handle.states-durability"
+    assert failed.seen.startswith(wrong)
+    assert failed.seen.endswith("not 'a toy'; sentences are advice")
 
 
 def command(folder: Path, *args: str) -> tuple[int, str, str]:

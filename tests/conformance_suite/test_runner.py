@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 
-from conformance import Clause, FactoryHarness, Level, Status, URLHarness, run_clause
+from conformance import (
+    Clause,
+    FactoryHarness,
+    Level,
+    Status,
+    URLHarness,
+    run_clause,
+    runner,
+)
 from conformance.case import Case, raises
 from conformance.clause import Check
 from conformance.failure import Failure
-from conformance.runner import GRACE
+from conformance.runner import GRACE, Patience
 from conformance.slowdown import slowdown
 from cpkit import ListsThreads, MemoryCheckpointer, VersionConflict
 
@@ -106,6 +114,56 @@ def test_a_store_that_waits_forever_fails() -> None:
     assert outcome.expected == f"an end within {0.1 * slowdown():g} s"
     assert "never" in outcome.where
     assert ended.is_set()
+
+
+class Hanging(MemoryCheckpointer[Any]):
+    """Answers no load."""
+
+    async def load(self, thread_id: str) -> Any:
+        await asyncio.Event().wait()
+
+
+class HangingRead(MemoryCheckpointer[Any]):
+    """Answers no read of a key, and all else."""
+
+    async def find_completed(self, idempotency_key: str) -> Any:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("store", "reason"),
+    [("Hanging", "not run: the store hangs since a.b"), ("HangingRead", "not decided")],
+)
+def test_a_store_that_hangs_costs_one_deadline(
+    store: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later clauses are skipped: at once, or after a short time where some work."""
+    monkeypatch.setattr(runner, "HURRIED", 0.1)
+    begun = []
+
+    async def hangs(case: Case) -> None:
+        begun.append("hangs")
+        await case.cp.load(case.id())
+        await case.cp.find_completed(case.id())
+
+    async def works(case: Case) -> None:
+        begun.append("works")
+        assert await case.cp.append(case.id(), [{}]) == 1
+
+    harness, patience = FactoryHarness(f"{__name__}:{store}"), Patience()
+    first, second, third = (
+        run_clause(made(check, deadline=deadline), harness, patience=patience)
+        for check, deadline in ((hangs, 0.2), (hangs, 300), (works, 300))
+    )
+    assert first.status is Status.FAILED
+    assert second.status is Status.SKIPPED
+    assert second.reason.startswith(reason)
+
+    if store == "Hanging":
+        assert third.status is Status.SKIPPED
+        assert begun == ["hangs"]
+    else:
+        assert third.status is Status.PASSED
 
 
 def test_a_store_that_resists_cancellation_fails() -> None:
