@@ -37,6 +37,8 @@ __all__ = ["Started", "close_server", "main", "start_worker"]
 class Started(Protocol):
     """A child process, as `subprocess.Popen` is one."""
 
+    pid: int
+
     def kill(self) -> None: ...
 
     def wait(self) -> int: ...
@@ -170,7 +172,7 @@ class _Forked:
 
     def __init__(self, server: _Server, pid: int) -> None:
         self._server = server
-        self._pid = pid
+        self.pid = pid
         self._lock = threading.Lock()
         self._code: int | None = None
 
@@ -179,13 +181,13 @@ class _Forked:
             self._server.check()
 
             with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
         """Wait for the end; the server waits too, and starts no worker meanwhile."""
         with self._lock:
             if self._code is None:
-                self._code = self._server.ask(f"wait {self._pid}")
+                self._code = self._server.ask(f"wait {self.pid}")
 
             return self._code
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from conformance.nodes import Nodes
-from cpkit import Checkpointer, JsonValue, open_checkpointer
+from cpkit import Checkpointer, InvalidURL, JsonValue, open_checkpointer
 from cpkit.registry import driver_names, inspect_store, is_one_process, redacted
 
 __all__ = [
@@ -142,6 +142,13 @@ class Harness:
         """Return the nodes of a replicated store, for the level ``replicated``."""
         return None
 
+    def short_waits(self, seconds: float) -> dict[str, Any]:
+        """Return options with which a handle waits so long for another one's lock.
+
+        Empty where it cannot be told; then the suite waits as long as the store does.
+        """
+        return {"timeout": seconds} if "timeout" in self.options else {}
+
     async def gather_statistics(self) -> None:
         """Let the store gather the statistics that its query planner uses, if any."""
 
@@ -241,6 +248,14 @@ class URLHarness(Harness):
         relayed = URLHarness(place._replace(netloc=netloc).geturl())
         relayed.options = self.options | {"timeout"}
         return relayed
+
+    def short_waits(self, seconds: float) -> dict[str, Any]:
+        for name in ("busy_timeout", "timeout"):
+            with suppress(InvalidURL):
+                open_checkpointer(self.url, **{name: seconds})
+                return {name: seconds}
+
+        return {}
 
     async def in_folder(self, folder: str) -> Harness | None:
         found = await inspect_store(self.url)

@@ -8,6 +8,10 @@ from typing import Any
 __all__ = ["invalid_ids", "matching_patterns", "similar_ids"]
 
 
+EDGES = (64, 128, 191, 200, 255, 256, 300)
+"""Lengths in bytes."""
+
+
 def similar_ids(token: str) -> list[str]:
     """Return ids that careless stores mix up, or take for a pattern, path or command.
 
@@ -114,6 +118,9 @@ def _long(token: str) -> list[str]:
         token + "x" * (room - 1),
         token + "/" * room,
         token + "." * room,
+        # Where columns, names of files and buffers end.
+        *(token + "x" * (size - len(token)) for size in EDGES),
+        *(token + "x" * (size - len(token) - 1) + "y" for size in EDGES),
         token + rest + "😀" * wide,
         token + rest + "😀" * (wide - 1) + "😁",
     ]

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -20,23 +21,42 @@ from conformance.history.meeting import meet_at_keys, meet_at_threads
 from conformance.history.moments import write_moments
 from conformance.history.op import Op
 from conformance.history.recorder import Recorder
+from conformance.operations import WRITES, Place, prepare, state, writes_of
 from conformance.parent import lines_from_parent
+from cpkit import ToolCall
 
 __all__ = ["main"]
-
-USES: dict[str, Any] = {
-    "threads": use_threads,
-    "keys": use_keys,
-    "meet at threads": meet_at_threads,
-    "meet at keys": meet_at_keys,
-    "moments": write_moments,
-}
 
 
 def emit(value: Any) -> None:
     """Print one line of JSON and flush it."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
+
+
+async def every_write(recorder: Recorder, _: Random, token: str) -> None:
+    """Prepare a place for each kind of write, say so, and do all at once."""
+    cp = recorder.cp
+    made = [(one, Place(f"{token}.{n:02}")) for n, one in enumerate(writes_of(cp))]
+    await asyncio.gather(*(prepare(cp, place, one) for one, place in made))
+    emit("prepared")
+
+    async def do(number: int) -> None:
+        one, place = made[number]
+        await one.do(cp, place)
+        emit(number)
+
+    await asyncio.gather(*map(do, range(len(made))))
+
+
+USES: dict[str, Any] = {
+    "every write": every_write,
+    "threads": use_threads,
+    "keys": use_keys,
+    "meet at threads": meet_at_threads,
+    "meet at keys": meet_at_keys,
+    "moments": write_moments,
+}
 
 
 def main() -> None:
@@ -48,7 +68,25 @@ def main() -> None:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    time.tzset()
     asyncio.run(work(job, lines))
+
+
+async def mirror(cp: Any, lines: Iterator[str]) -> None:
+    """Do each write or claim that the parent asks for, or answer with a state."""
+    while True:
+        asked = json.loads(await asyncio.to_thread(next, lines))
+        place = Place(asked["token"])
+
+        if "claim" in asked:
+            await cp.record_issued(asked["token"], ToolCall(*asked["claim"]))
+            emit("done")
+        elif "look" in asked:
+            emit(await state(cp, place, asked["look"]))
+        else:
+            (write,) = (one for one in WRITES if one.name == asked["write"])
+            await write.do(cp, place)
+            emit("done")
 
 
 async def work(job: dict[str, Any], lines: Iterator[str]) -> None:
@@ -61,6 +99,10 @@ async def work(job: dict[str, Any], lines: Iterator[str]) -> None:
     async with harness.open() as cp:
         emit("ready")
         next(lines)  # "go"
+
+        if job["does"] == "mirror":
+            await mirror(cp, lines)
+
         random = Random(job["seed"])
         clients = [
             USES[job["does"]](

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -83,9 +84,27 @@ class Worker:
 
         return printed
 
+    async def ask(self, request: Any) -> Any:
+        """Send a request to a mirror, and return its answer."""
+        self._send(request)
+        answer = await self.line()
+
+        if answer is None:
+            raise Failure("another process to use the store", self.errors())
+
+        return answer
+
     def kill(self) -> None:
         """Kill the worker with SIGKILL."""
         self._process.kill()
+
+    def stop(self) -> None:
+        """Stop the worker with SIGSTOP; it keeps what it holds."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continue a worker that was stopped."""
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def errors(self) -> str:
         """Return the end of what the worker wrote to its standard error."""

@@ -301,12 +301,18 @@ class TestRedisCluster(Server):
 
 
 SWEEPS = select(
-    ids=["kill", "linearizable", "server.claims-survive", "server.writes-survive"]
+    ids=[
+        "clock.nothing-expires",
+        "kill",
+        "linearizable",
+        "server.claims-survive",
+        "server.writes-survive",
+    ]
 )
 
 
 class Sweeps(ConformanceTests):
-    """SIGKILL and linearizability, three times as long."""
+    """SIGKILL, linearizability and a minute that passes, three times as long."""
 
     rounds = ConformanceTests.rounds * 3
 

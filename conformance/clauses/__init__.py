@@ -2,6 +2,7 @@
 
 from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     handle,
+    every_write,
     load,
     append,
     append_extra,
@@ -30,6 +31,7 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     linearizable,
     cancel,
     cancel_order,
+    clock,
     kill,
     server,
     paused,

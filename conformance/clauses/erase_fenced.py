@@ -50,7 +50,7 @@ async def conflict_deletes_nothing(case: Case) -> None:
     keys = [call.idempotency_key for call in calls]
     before = await answers(case.cp, thread, keys)
 
-    for wrong in (0, 1, 3, 1_000_000, 2**70):
+    for wrong in (0, 1, 3, 1_000_000):
         for forget_keys in (False, True):
             with raises(VersionConflict, f"version 2 expected to be {wrong}"):
                 await case.cp.delete_thread(

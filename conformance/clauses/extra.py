@@ -141,16 +141,6 @@ async def long_key_is_refused(case: Case) -> None:
     assert await case.cp.load(thread) is None
 
 
-@clause("extra.many-keys")
-async def many_keys(case: Case) -> None:
-    """One merge takes any number of keys."""
-    thread = case.id()
-    expected: dict[str, JsonValue] = {f"key-{n}": {"n": n} for n in range(2500)}
-    await case.cp.save_extra(thread, expected)
-    extra = await _extra(case, thread)
-    assert extra == expected
-
-
 @clause("extra.copies-its-input")
 async def copies_its_input(case: Case) -> None:
     """Changing a mapping after it was saved does not change the stored values."""

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
-from conformance.case import Case, raises
+from pydantic_core import to_json
+
+from conformance.case import Case, Store, raises
 from conformance.clause import clause
+from conformance.difference import check_equal
+from conformance.failure import Failure
+from conformance.operations import reads_of
 from conformance.sample_ids import invalid_ids, matching_patterns, similar_ids
 from cpkit import (
     ErasesThreads,
     InvalidId,
+    JsonValue,
     KeepsReceipts,
     ListsThreads,
+    MovesThreads,
     ReadsRanges,
     ToolCall,
     UnknownCall,
+    WatchesThreads,
 )
+
+PATIENCE = 15.0
+"""Seconds for a yield of a watch."""
+
+TOGETHER = 32
+"""Threads that are written at the same time."""
 
 
 @clause("ids.threads-never-meet")
@@ -88,6 +104,121 @@ async def _all_separate(case: Case, thread: str, calls: list[ToolCall]) -> None:
     for call in calls:
         done = await case.cp.record_result(thread, call.call_id, call.call_id)
         assert (done.call, done.result) == (call, call.call_id)
+
+
+@clause("ids.extra-keys-never-meet")
+async def extra_keys_never_meet(case: Case) -> None:
+    """Two keys of extra are never mixed up, however similar, hostile or long."""
+    thread, other = case.id(), case.id()
+    names = similar_ids(case.id("x"))
+    names = [name for name in names if len(to_json(name)) <= 512 + len('""')]
+    expected: dict[str, JsonValue] = {name: n for n, name in enumerate(names)}
+    await case.cp.save_extra(thread, expected)
+    await case.cp.append(other, [{"n": 1}], extra=expected)
+
+    for n, name in enumerate(names):
+        if n % 3 == 0:
+            await case.cp.save_extra(thread, {name: -n})
+
+    seen = await case.cp.load(thread)
+    assert seen is not None
+    changed = {name: n if n % 3 else -n for n, name in enumerate(names)}
+    check_equal(seen.extra, changed, "extra after merges")
+    seen = await case.cp.load(other)
+    assert seen is not None
+    check_equal(seen.extra, expected, "extra of an append")
+
+
+@asynccontextmanager
+async def _yielded(case: Case, ids: list[str]) -> AsyncIterator[None]:
+    """Watch the ids in the block, and wait until each was yielded."""
+    cp: object = case.cp
+
+    if not isinstance(cp, WatchesThreads):
+        yield
+        return
+
+    async with cp.watch(*ids) as changes:
+        yield
+        left = {*ids}
+
+        while left:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    left.discard(await anext(changes))
+            except TimeoutError:
+                some = f"{len(left)} not, among them {min(left)!r:.120}"
+                raise Failure("a yield of each watched id", some) from None
+
+
+@clause("ids.every-operation-finds-them", deadline=60)
+async def every_operation_finds_them(case: Case) -> None:
+    """A hostile or long id is found by every read and write, in every place at once."""
+    ids = similar_ids(case.id("i"))
+    cp, erases = case.cp, isinstance(case.cp, ErasesThreads)
+    moves = isinstance(cp, MovesThreads)
+
+    def call(one: str) -> ToolCall:
+        return ToolCall(one, one, {"id": one}, one)
+
+    async def write(one: str) -> None:
+        assert await cp.append(one, [{"id": one}], expected_version=0) == 1
+        assert await cp.record_issued(one, call(one)) is None
+        assert await cp.append(one, [], expected_version=1, extra={"id": one}) == 1
+        done = await cp.record_result(one, one, {"id": one})
+        assert done.call == call(one)
+
+    async def check(one: str, cp: Store) -> None:
+        where = f"the id {one!r:.120}"
+        done = await cp.find_completed(one)
+        assert done is not None, where
+        facts = (done.thread_id, done.call, done.result)
+        check_equal(facts, (one, call(one), {"id": one}), where)
+
+        for read in reads_of(cp):
+            answer = await read.run(cp, one)
+
+            if read.method == "list_calls":
+                check_equal(answer, [done], where)
+            elif read.name == "list_threads(after)":
+                continue  # the next id is that of another one of them
+            elif read.method == "list_threads":
+                found = [info.version for info in answer if info.thread_id == one]
+                assert found == [1], f"{read.name}, {where}"
+            elif read.method == "read":
+                check_equal(answer, [{"id": one}], where)
+            elif read.of_key:
+                check_equal(answer, done, where)
+            elif read.method != "append":
+                assert answer is not None, f"{read.name}, {where}"
+                check_equal(answer.extra, {"id": one}, f"{read.name}, {where}")
+
+    async def change(n: int, one: str) -> None:
+        """Move some of them, and delete others."""
+        if moves and erases and n % 3 == 0:
+            dump = await cp.dump_thread(one)
+            await cp.delete_thread(one, forget_keys=True, expected_version=1)
+            assert dump is not None
+            await cp.restore_thread(dump)
+        elif erases and n % 3 == 1:
+            await cp.delete_thread(one, expected_version=1)
+
+    async with _yielded(case, ids):
+        for start in range(0, len(ids), TOGETHER):
+            await asyncio.gather(*map(write, ids[start : start + TOGETHER]))
+
+    await asyncio.gather(*(change(n, one) for n, one in enumerate(ids)))
+    left = [one for n, one in enumerate(ids) if not (erases and n % 3 == 1)]
+
+    async with case.open() if case.has_handles() else nullcontext(cp) as other:
+        for n, one in enumerate(left):
+            await check(one, (cp, other)[n % 2])
+
+        for one in {*ids} - {*left}:
+            assert await cp.load(one) is None, f"the id {one!r:.120} that was deleted"
+            found = await other.find_completed(one)
+            assert found is not None, f"the key {one!r:.120} of a deleted thread"
+            assert (found.erased, found.result, found.call.args) == (True, None, {})
 
 
 @clause("ids.thread-is-not-a-pattern")

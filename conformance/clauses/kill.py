@@ -5,16 +5,30 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import Any
+from uuid import uuid4
 
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
 from conformance.clauses.late import append_at_loaded_version
 from conformance.clauses.linearizable import check_keys, check_threads
-from conformance.explain import shown
+from conformance.difference import check_equal, shown
 from conformance.failure import Failure
 from conformance.history.op import Op, merged
+from conformance.operations import (
+    Place,
+    Write,
+    state,
+    tell_outcome,
+    writes_of,
+)
 from conformance.workers import Worker, workers
-from cpkit import CheckpointData
+from cpkit import (
+    CheckpointData,
+    ErasesThreads,
+    KeepsReceipts,
+    MovesThreads,
+    ToolCall,
+)
 
 DURABLE = Level.DURABLE
 
@@ -92,19 +106,94 @@ async def claims_survive(case: Case) -> None:
             await check_keys(reopened, keys, history)
 
 
-@clause("kill.next-write-works", "processes", level=DURABLE, deadline=50)
-async def next_write_works(case: Case) -> None:
-    """After SIGKILL the next writer of the same threads and keys is not blocked."""
+WORKERS = 3
+"""Processes that are killed at different moments of the same writes."""
+
+
+@clause("kill.every-write-is-whole", "processes", level=DURABLE, deadline=60)
+async def every_write_is_whole(case: Case) -> None:
+    """After SIGKILL amid every kind of write each is whole, and blocks no other."""
+    writes = writes_of(case.cp)
+
     for _ in range(case.times(2)):
-        threads = [case.id() for _ in range(2)]
-        await _killed(case, "threads", threads=threads)
+        tokens = [case.id("p") for _ in range(WORKERS)]
+        jobs = [
+            {
+                "does": "every write",
+                "with": {"token": token},
+                "clients": ["a"],
+                "seed": 1,
+            }
+            for token in tokens
+        ]
+
+        async with workers(case.harness, jobs) as started:
+            done = await asyncio.gather(
+                *(_killed_amid(case, one, n) for n, one in enumerate(started))
+            )
 
         async with case.open() as reopened:
-            for thread in threads:
-                for cp in (case.cp, reopened):
-                    await append_at_loaded_version(cp, thread, LATE_WRITES)
-                    await cp.save_extra(thread, {"a": "next"})
-                    await cp.record_issued(thread, case.call())
+            for token, finished in zip(tokens, done, strict=True):
+                for n, write in enumerate(writes):
+                    place = Place(f"{token}.{n:02}")
+                    acknowledged = n in finished
+                    await _check_after_kill(
+                        [case.cp, reopened], write, place, acknowledged
+                    )
+
+
+async def _killed_amid(case: Case, worker: Worker, number: int) -> list[Any]:
+    """Kill a worker a moment after it began its writes; return which it finished."""
+    while await worker.line() not in ("prepared", None):
+        pass
+
+    await asyncio.sleep(case.random.random() * 0.002 * number)
+    worker.kill()
+    return await worker.lines()
+
+
+async def _check_after_kill(
+    cps: list[Store], write: Write, place: Place, acknowledged: bool
+) -> None:
+    """Check that a write is whole for all handles; then do the next writes."""
+    where = "its process was killed"
+    first, second = [await state(cp, place, write.at) for cp in cps]
+
+    if first != second:  # a late write of the killed process may come between
+        first, second = [await state(cp, place, write.at) for cp in cps]
+
+    check_equal(second, first, f"{write.name}, two handles after {where}")
+    written = await tell_outcome(write, first, where)
+    assert written or not acknowledged, f"{write.name}, acknowledged before {where}"
+
+    for cp in cps:
+        await _write_next(cp, getattr(place, write.at), place)
+
+
+async def _write_next(cp: Store, thread: str, place: Place) -> None:
+    """Use the thread and each key that the killed process used."""
+    await append_at_loaded_version(cp, thread, late=1)
+    await cp.save_extra(thread, {"next": 1})
+
+    for n, key in enumerate(place.keys):
+        found = await cp.find_call(key) if isinstance(cp, KeepsReceipts) else None
+        again = ToolCall(f"{uuid4().hex}", "pay", {}, key)
+        holder = await cp.record_issued(thread, again)
+        where = f"a claim of {place.keys[n]!r} after the kill"
+        assert found is None or holder == found, where
+
+        if holder is None:
+            await cp.record_result(thread, again.call_id, "no", success=False)
+
+    if isinstance(cp, ErasesThreads):
+        await cp.delete_thread(thread)
+
+        if isinstance(cp, MovesThreads):
+            dump = await cp.dump_thread(thread)
+            await cp.delete_thread(thread, forget_keys=True)
+
+            if dump is not None:
+                await cp.restore_thread(dump)
 
 
 @clause("kill.earlier-stays", "processes", level=DURABLE, deadline=50)

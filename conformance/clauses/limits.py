@@ -171,16 +171,3 @@ async def append_too_large(case: Case) -> None:
         assert caught.error.limit == LIMIT
         assert caught.error.size > LIMIT
         assert await cp.load(thread) is None
-
-
-@clause("limits.a-megabyte-by-default")
-async def a_megabyte_by_default(case: Case) -> None:
-    """With default options a payload of 3 MB is stored."""
-    thread = case.id()
-    value: Any = {"image": "x" * 3_000_000}
-    await case.cp.append(thread, [value])
-    await case.cp.save_extra(thread, {"k": value})
-    loaded = await case.cp.load(thread)
-    assert loaded is not None
-    assert loaded.messages == [value]
-    assert loaded.extra == {"k": value}

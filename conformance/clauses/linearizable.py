@@ -38,14 +38,17 @@ async def check_threads(cp: Store, threads: list[str], history: list[Op]) -> Non
 
 
 async def check_keys(cp: Store, keys: list[str], history: list[Op]) -> None:
-    """Read the final state, and check that one order explains every answer."""
+    """Read the final state, claim, and check that one order explains every answer."""
     last = Recorder(cp, "final read")
 
-    for key in keys:
+    for n, key in enumerate(keys):
         await last.find_completed(key)
 
         if last.keeps_receipts:
             await last.find_call(key)
+
+        # A claim looks at the holder in a way of its own.
+        await last.record_issued(f"last of {keys[0]}", f"final read.{n}", key)
 
     check_linearizable(KEY, [*history, *last.history])
 

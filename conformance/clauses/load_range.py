@@ -6,6 +6,7 @@ from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import clause
+from conformance.clauses.read import WRAPS
 from conformance.sample_ids import matching_patterns
 from cpkit import ErasesThreads, ReadsRanges
 
@@ -39,6 +40,17 @@ async def is_a_slice(case: Case) -> None:
             first = expected[0]["n"] if expected else loaded.first
             assert loaded.first == first, f"[{start}:{stop}]"
             assert 0 <= loaded.first <= 7, f"[{start}:{stop}]"
+
+    for far in WRAPS:
+        for start, stop in (
+            (far + 2, None),
+            (0, far + 2),
+            (-far - 2, 2),
+            (-far, -far + 3),
+        ):
+            loaded = await case.cp.load_range(thread, start, stop)
+            assert loaded is not None
+            assert loaded.messages == messages[start:stop], f"[{start}:{stop}]"
 
 
 @clause("range.has-the-rest", ReadsRanges)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import cycle
 from random import Random
@@ -20,7 +20,7 @@ from conformance.clauses.concurrent import handles
 from conformance.history.moments import check_moment, write_moments
 from conformance.history.recorder import Recorder
 from conformance.workers import workers
-from cpkit import CheckpointData, ReadsRanges
+from cpkit import CheckpointData, ReadsRanges, VersionConflict
 
 CONCURRENT = Level.CONCURRENT
 
@@ -104,6 +104,53 @@ async def ranges_are_of_one_moment(case: Case) -> None:
 
     async with handles(case) as cps, _readers(cps, thread, writers, by_range=True):
         await _write(case, cps[1:], writers, thread)
+
+
+NEGATIVE: list[tuple[int, int | None]] = [(-3, None), (-5, -2), (-1, None), (-4, 10**9)]
+
+
+@clause("concurrent.negative-ranges-are-slices", ReadsRanges, level=CONCURRENT)
+async def negative_ranges_are_slices(case: Case) -> None:
+    """A range from the end is a slice of one moment while others append."""
+    thread, done = case.id(), asyncio.Event()
+    await case.cp.append(thread, [{"n": n} for n in range(20)])
+
+    async def write(cp: Store) -> None:
+        for _ in range(case.times(60)):
+            version = await cp.append(thread, [])
+
+            with suppress(VersionConflict):
+                batch = [{"n": version + n} for n in range(2)]
+                await cp.append(thread, batch, expected_version=version)
+
+    async def read(cp: Store) -> None:
+        for start, stop in cycle(NEGATIVE):
+            if done.is_set():
+                return
+
+            version = await cp.append(thread, [])
+            messages = await cp.read(thread, start, stop)
+            loaded = await cp.load_range(thread, start, stop)
+            assert loaded is not None
+            first = loaded.first
+            numbers = [message["n"] for message in loaded.messages]
+            whole = range(loaded.version)
+            assert loaded.version >= version
+            assert numbers == [*whole[start:stop]], f"load_range of [{start}:{stop}]"
+            assert first == numbers[0], f"first of [{start}:{stop}]"
+            # The version of a read is not told, so only its length and order are.
+            size, numbers = len(numbers), [message["n"] for message in messages]
+            expected = [numbers[0] + n for n in range(size)]
+            assert numbers == expected, f"read of [{start}:{stop}]"
+
+    async with handles(case) as cps:
+        readers = [asyncio.create_task(read(cp)) for cp in cps]
+
+        try:
+            await asyncio.gather(*(write(cp) for cp in cps[:2]))
+        finally:
+            done.set()
+            await asyncio.gather(*readers)
 
 
 @clause(

@@ -538,25 +538,6 @@ async def refuses_invalid_dumps(case: Case) -> None:
     assert await case.cp.record_issued(thread, call.call) is None, "the key is free"
 
 
-@clause("move.large-thread", MovesThreads, deadline=40)
-async def large_thread(case: Case) -> None:
-    """A thread of 2,000 messages and 200 calls is moved whole and in order."""
-    thread = case.id()
-    calls = [
-        made_call(thread, "completed" if n % 3 else "issued", result={"n": n})
-        for n in range(200)
-    ]
-    messages = [{"n": n, "text": "x" * 200} for n in range(2000)]
-    extra = {f"key-{n}": n for n in range(200)}
-    dump = made_dump(thread, *calls, messages=messages, extra=extra)
-    expected, seen = await _moved(case, dump)
-    loaded = await case.cp.load(thread)
-    assert exactly(seen, expected)
-    assert loaded is not None
-    assert loaded.messages == messages
-    assert loaded.pending == [one for one in calls if one.status == "issued"]
-
-
 @clause("move.copies", MovesThreads)
 async def copies(case: Case) -> None:
     """A dump and its thread are separate: changing one does not change the other."""

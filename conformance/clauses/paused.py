@@ -9,12 +9,14 @@ from random import Random
 
 from conformance.case import Case, raises
 from conformance.clause import Level, clause
+from conformance.clauses.every_write import places
 from conformance.clauses.late import append_at_loaded_version
 from conformance.clauses.linearizable import check_keys, check_threads
-from conformance.clauses.server import CLIENTS, OPERATIONS, PACE
+from conformance.clauses.server import CLIENTS, OPERATIONS, PACE, operations
 from conformance.clauses.wire import short_timeout
 from conformance.history.client import use_keys, use_threads
 from conformance.history.recorder import Recorder
+from conformance.operations import Place, prepare, writes_of
 from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable
 
@@ -42,23 +44,16 @@ async def _paused(case: Case) -> AsyncIterator[None]:
 async def paused_is_unavailable(case: Case) -> None:
     """While the server is stopped, everything raises BackendUnavailable in time."""
     options = short_timeout(case.harness)
-    thread, other = case.id(), case.id()
-    call, new = case.call(), case.call()
 
     async def opening() -> str:
         async with case.open(**options):
             return "an open handle"
 
     async with case.open(**options) as cp:
-        await cp.append(thread, [{"n": 1}])
-        await cp.record_issued(thread, call)
+        made = await places(case, writes_of(cp), cp)
+        place = await prepare(cp, Place(case.id("p")))
         uses: dict[str, Callable[[], Awaitable[object]]] = {
-            "load": lambda: cp.load(thread),
-            "append": lambda: cp.append(thread, [{"n": 2}], expected_version=1),
-            "save_extra": lambda: cp.save_extra(other, {"k": 1}),
-            "record_issued": lambda: cp.record_issued(other, new),
-            "record_result": lambda: cp.record_result(thread, call.call_id, 1),
-            "find_completed": lambda: cp.find_completed(call.idempotency_key),
+            **operations(cp, place, made),
             "opening a handle": opening,
         }
 

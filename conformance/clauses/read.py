@@ -9,6 +9,9 @@ from conformance.clause import clause
 from conformance.sample_ids import matching_patterns
 from cpkit import ReadsRanges
 
+WRAPS = (2**31, 2**32, 2**63, 2**64)
+"""What integers of engines wrap at."""
+
 
 @clause("read.is-a-slice", ReadsRanges)
 async def is_a_slice(case: Case) -> None:
@@ -24,6 +27,16 @@ async def is_a_slice(case: Case) -> None:
             seen = await case.cp.read(thread, start, stop)
             expected = messages[start:stop]
             assert seen == expected, f"[{start}:{stop}]"
+
+    for far in WRAPS:
+        for start, stop in (
+            (far + 2, None),
+            (0, far + 2),
+            (-far - 2, 2),
+            (-far, -far + 3),
+        ):
+            seen = await case.cp.read(thread, start, stop)
+            assert seen == messages[start:stop], f"[{start}:{stop}]"
 
 
 @clause("read.defaults-to-all", ReadsRanges)

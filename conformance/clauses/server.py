@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
 from typing import Any
 
-from conformance.case import Case, raises
+from conformance.case import Case, Store, raises
 from conformance.clause import Level, clause
+from conformance.clauses.every_write import places
 from conformance.clauses.linearizable import check_keys, check_threads
 from conformance.history.client import use_keys, use_threads
 from conformance.history.op import Op
 from conformance.history.recorder import Recorder
+from conformance.operations import Place, Write, prepare, reads_of, writes_of
 from cpkit import BackendUnavailable, StatesDurability, Survives
 
 DURABLE = Level.DURABLE
@@ -33,6 +36,22 @@ async def _down(case: Case) -> AsyncIterator[None]:
         yield
     finally:
         await case.harness.start()
+
+
+def operations(
+    cp: Store, place: Place, made: list[tuple[Write, Place]]
+) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Return every read of a prepared place, and every write at its own."""
+    found: dict[str, Callable[[], Awaitable[object]]] = {}
+
+    for read in reads_of(cp):
+        one = place.keys[1] if read.of_key else place.thread
+        found[read.name] = partial(read.run, cp, one)
+
+    for write, at in made:
+        found[write.name] = partial(write.do, cp, at)
+
+    return found
 
 
 def _promises(case: Case) -> None:
@@ -108,10 +127,9 @@ async def claims_survive(case: Case) -> None:
 @clause("server.down-is-unavailable", "server", level=DURABLE, deadline=50)
 async def down_is_unavailable(case: Case) -> None:
     """While the server is down every method, and opening, raises BackendUnavailable."""
-    thread = case.id()
     cp = case.cp
-    call = case.call()
-    await cp.append(thread, [{"n": 1}])
+    made = await places(case, writes_of(cp))
+    place = await prepare(cp, Place(case.id("p")))
 
     async def opening() -> str:
         async with case.open():
@@ -119,12 +137,7 @@ async def down_is_unavailable(case: Case) -> None:
 
     async with _down(case):
         uses: dict[str, Callable[[], Awaitable[object]]] = {
-            "load": lambda: cp.load(thread),
-            "append": lambda: cp.append(thread, [{"n": 2}], expected_version=1),
-            "save_extra": lambda: cp.save_extra(thread, {"k": 1}),
-            "record_issued": lambda: cp.record_issued(thread, call),
-            "record_result": lambda: cp.record_result(thread, call.call_id, 1),
-            "find_completed": lambda: cp.find_completed(call.idempotency_key),
+            **operations(cp, place, made),
             "opening a handle": opening,
         }
 

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
+from conformance.clauses import watch
 from conformance.clauses.concurrent import handles
+from conformance.difference import check_equal
+from conformance.failure import Failure
 from conformance.history.interrupt import cancelled_at
-from cpkit import KeepsReceipts, ReadsRanges, VersionConflict
+from conformance.operations import reads_of
+from conformance.sample_dumps import made_call
+from cpkit import (
+    ErasesThreads,
+    KeepsReceipts,
+    ListsThreads,
+    MovesThreads,
+    ReadsRanges,
+    ThreadInfo,
+    VersionConflict,
+    WatchesThreads,
+)
 
 CONCURRENT = Level.CONCURRENT
 
@@ -18,12 +33,33 @@ LARGE = 2**16 + 1
 
 CALLS = 130
 
-LONG, CHUNK = 11_000, 1_000
-"""Messages of the long thread, and of each append that builds it."""
+HUGE = 4_500_000
+"""Characters: a batch, an answer and a dump of such values have several times that."""
 
-APPENDS, THREADS = 650, 13
+LONG, MANY = 11_000, 2_000
+"""Messages of the long thread, and its calls, and its keys of extra."""
+
+RANGES: list[tuple[int, int | None]] = [
+    (0, 3),
+    (990, 1_010),
+    (9_990, 10_010),
+    (-3, None),
+    (-1_500, -2),
+    (1, 5_000),
+    (0, None),
+]
+
+THREADS, TOGETHER, WATCHED = 5_000, 500, 600
+"""Threads in the store, how many are written at once, and how many are watched."""
+
+APPENDS, WRITTEN = 650, 13
 
 BATCH = 260
+
+
+def _part(case: Case, size: int) -> int:
+    """Return a size, or less of it where the caller wants short rounds."""
+    return min(size, case.times(size))
 
 
 def _text(length: int) -> str:
@@ -31,41 +67,99 @@ def _text(length: int) -> str:
     return "".join(f"{n}," for n in range(length // 4))[:length]
 
 
-@clause("sizes.large-values", deadline=40)
+@clause("sizes.large-values", deadline=60)
 async def large_values(case: Case) -> None:
-    """Messages, extra, args and results of more than 64 KiB come back whole."""
+    """Values of 64 KiB and of several MB come back whole from every read."""
     thread = case.id()
+    cp = case.cp
+    limits = getattr(cp, "limits", None)
+    largest = _part(case, HUGE)
 
-    for length in (LARGE, 5 * LARGE):
+    if limits is not None:
+        largest = min(largest, limits.max_value - 100, limits.max_append // 5)
+
+    keys: list[str] = []
+
+    for n, length in enumerate((LARGE, largest)):
         text = _text(length)
-        call = case.call(args={"text": text})
-        version = await case.cp.append(thread, [{"text": text}], extra={"text": text})
-        await case.cp.record_issued(thread, call)
-        loaded = await case.cp.load(thread)
-        assert loaded is not None
-        assert loaded.messages[version - 1] == {"text": text}
-        assert loaded.extra == {"text": text}
-        assert loaded.pending[0].call == call
+        done, issued = (case.call(args={"text": text}) for _ in range(2))
+        keys += [done.idempotency_key, issued.idempotency_key]
+        version = await cp.append(thread, [{"text": text}], extra={f"{n}": text})
+        assert version == n + 1
+        await cp.save_extra(thread, {f"merged {n}": text})
+        await cp.record_issued(thread, done)
+        answer = await cp.record_result(thread, done.call_id, {"text": text})
+        check_equal(answer.result, {"text": text}, "the answer of record_result")
+        await cp.record_issued(thread, issued)
+        held = await cp.record_issued(thread, case.call(issued.idempotency_key))
+        assert held is not None
+        check_equal(held.call, issued, "the holder that a claim returns")
 
-        done = await case.cp.record_result(thread, call.call_id, {"text": text})
-        found = await case.cp.find_completed(call.idempotency_key)
-        assert done.result == {"text": text}
-        assert found == done
+    texts = [_text(LARGE), text]
+    await cp.append(thread, [{"text": text}] * 4)  # a batch of 18 MB
+    whole = [{"text": one} for one in [*texts, *[text] * 4]]
+    extra = {
+        f"{word}{n}": one for n, one in enumerate(texts) for word in ("", "merged ")
+    }
+    await _check_large(cp, thread, keys, whole, extra)
 
-    await case.cp.append(thread, [{"text": text}] * 4)
-    loaded = await case.cp.load(thread)
-    assert loaded is not None
-    assert loaded.version == 6
-    cp: Any = case.cp
+    optional: object = cp
 
-    if isinstance(cp, ReadsRanges):
-        assert await cp.read(thread) == loaded.messages, "read of over a megabyte"
-        assert await cp.load_range(thread) == loaded, "a range of over a megabyte"
+    if isinstance(optional, MovesThreads) and isinstance(optional, ErasesThreads):
+        dump = await cp.dump_thread(thread)
+        assert dump is not None
+        await cp.delete_thread(thread, forget_keys=True, expected_version=6)
+        await cp.restore_thread(dump)
+        await _check_large(cp, thread, keys, whole, extra)
+
+
+async def _check_large(
+    cp: Store, thread: str, keys: list[str], messages: list[Any], extra: dict[str, str]
+) -> None:
+    """Check each read of a thread that has two values of each size in each place."""
+    for read in reads_of(cp):
+        if read.of_key:
+            for n, key in enumerate(keys):
+                answer = await read.run(cp, key)
+                is_done = n % 2 == 0
+
+                if is_done or read.method == "find_call":
+                    text = messages[n // 2]
+                    assert answer is not None, read.name
+                    check_equal(answer.call.args, text, f"args in {read.name}")
+                    check_equal(answer.result, text if is_done else None, read.name)
+
+            continue
+
+        answer = await read.run(cp, thread)
+
+        if read.method == "read":
+            check_equal(answer, messages[-len(answer) :], read.name)
+            assert len(answer) in (1, 6), read.name
+        elif hasattr(answer, "extra"):
+            check_equal(
+                list(answer.messages),
+                messages[getattr(answer, "first", 0) :][: len(answer.messages)],
+                read.name,
+            )
+            check_equal(answer.extra, extra, f"extra in {read.name}")
+            calls = getattr(answer, "pending", getattr(answer, "calls", []))
+            check_equal(
+                [one.call.args for one in calls],
+                [one for one in messages[:2] for _ in range(len(calls) // 2)],
+                f"calls in {read.name}",
+            )
+        elif read.method == "list_calls":
+            check_equal(
+                [one.result for one in answer],
+                [messages[0], None, messages[1], None],
+                read.name,
+            )
 
 
 @clause("sizes.many-calls", deadline=40)
 async def many_calls(case: Case) -> None:
-    """A thread keeps more than a hundred pending calls, in the order of claims."""
+    """A thread keeps more than a hundred calls, in the order of claims."""
     thread = case.id()
     calls = [case.call(args={"n": n}) for n in range(CALLS)]
 
@@ -82,63 +176,162 @@ async def many_calls(case: Case) -> None:
     loaded = await case.cp.load(thread)
     assert loaded is not None
     assert [record.call for record in loaded.pending] == calls[1::2]
+    cp: object = case.cp
+
+    if isinstance(cp, KeepsReceipts):
+        listed = await cp.list_calls(thread)
+        assert [record.call for record in listed] == calls
 
 
-@clause("sizes.many-receipts", KeepsReceipts, deadline=40)
-async def many_receipts(case: Case) -> None:
-    """list_calls returns more than a hundred calls, in the order of claims."""
-    thread = case.id()
-    calls = [case.call(args={"n": n}) for n in range(CALLS)]
-
-    for call in calls:
-        await case.cp.record_issued(thread, call)
-
-    for call in calls[::3]:
-        await case.cp.record_result(thread, call.call_id, "done")
-
-    listed = await case.cp.list_calls(thread)
-    assert [record.call for record in listed] == calls
-
-
-@clause("sizes.long-thread", deadline=60)
+@clause("sizes.long-thread", deadline=90)
 async def long_thread(case: Case) -> None:
-    """A thread of more than ten thousand messages loads whole and in order."""
-    thread = case.id()
-
-    for first in range(0, LONG, CHUNK):
-        batch = [{"n": n} for n in range(first, first + CHUNK)]
-        assert await case.cp.append(thread, batch) == first + CHUNK
-
-    loaded = await case.cp.load(thread)
+    """11,000 messages of one append, and 2,000 calls, come back, move and go whole."""
+    thread, long, many = case.id(), _part(case, LONG), _part(case, MANY)
+    cp = case.cp
+    batch = [{"n": n, "text": "x" * 50} for n in range(long)]
+    assert await cp.append(thread, batch) == long
+    extra: dict[str, Any] = {f"appended {n}": n for n in range(many)}
+    merged: dict[str, Any] = {f"merged {n}": {"n": n} for n in range(many)}
+    version = await cp.append(thread, [{"n": long}], expected_version=long, extra=extra)
+    assert version == long + 1
+    await cp.save_extra(thread, merged)
+    whole = [*batch, {"n": long}]
+    loaded = await cp.load(thread)
     assert loaded is not None
-    numbers = [message["n"] for message in loaded.messages]
-    assert len(numbers) == LONG
-    assert numbers == list(range(LONG))
-    assert await case.cp.append(thread, [{"n": LONG}], expected_version=LONG) > LONG
-
-    cp: Any = case.cp
+    check_equal(loaded.messages, whole, "load")
+    check_equal(loaded.extra, {**extra, **merged}, "extra of a load")
 
     if isinstance(cp, ReadsRanges):
-        for start, stop in (
-            (0, 3),
-            (9_990, 10_010),
-            (LONG - 2, None),
-            (-3, None),
-            (1, 5_000),
-            (0, None),
-        ):
-            read = [message["n"] for message in await cp.read(thread, start, stop)]
-            part: Any = await cp.load_range(thread, start, stop)
-            assert read == list(range(LONG + 1))[start:stop]
-            assert [message["n"] for message in part.messages] == read
-            assert (part.first, part.version) == (read[0], LONG + 1)
+        for start, stop in RANGES:
+            read = await cp.read(thread, start, stop)
+            part = await cp.load_range(thread, start, stop)
+            assert part is not None
+            check_equal(read, whole[start:stop], f"read of [{start}:{stop}]")
+            check_equal(part.messages, read, f"load_range of [{start}:{stop}]")
+            assert part.version == long + 1
+            assert not read or part.first == read[0]["n"]
+
+    if isinstance(cp, MovesThreads):
+        await _move_long(case, thread, whole)
+
+    if isinstance(cp, ErasesThreads):
+        await cp.delete_thread(thread, expected_version=len(whole))
+        assert await cp.load(thread) is None
+        assert await cp.append(thread, [{"n": 0}], expected_version=0) == 1
+
+
+async def _move_long(case: Case, thread: str, whole: list[Any]) -> None:
+    """Move a long thread, with calls and extra, and delete it."""
+    cp, moved, many = case.cp, case.id(), _part(case, MANY)
+    dump = await cp.dump_thread(thread)
+    assert dump is not None
+    calls = [
+        made_call(moved, ("issued", "completed", "failed")[n % 3], result={"n": n})
+        for n in range(many)
+    ]
+    extra: dict[str, Any] = {f"key-{n}": {"n": n} for n in range(many)}
+    given = replace(dump, thread_id=moved, calls=calls, extra=extra)
+    await cp.restore_thread(given)
+    last = case.call()
+    assert await cp.record_issued(moved, last) is None
+    seen = await cp.dump_thread(moved)
+    loaded = await cp.load(moved)
+    assert seen is not None
+    assert loaded is not None
+    check_equal(list(seen.messages), whole, "messages of a dump")
+    check_equal(seen.extra, extra, "extra of a dump")
+    check_equal(list(seen.calls)[:-1], calls, "calls of a dump")
+    pending = [one for one in calls if one.status == "issued"]
+    check_equal(loaded.pending[:-1], pending, "pending")
+    assert (loaded.pending[-1].call, seen.calls[-1].call) == (last, last)
+
+    if isinstance(cp, KeepsReceipts):
+        check_equal((await cp.list_calls(moved))[:-1], calls, "list_calls")
+
+    for n in (0, 1, many // 2, many - 1):
+        holder = await cp.record_issued(
+            thread, case.call(calls[n].call.idempotency_key)
+        )
+        free = calls[n].status == "failed"
+        assert (holder is None) if free else (holder == calls[n]), f"key {n}"
+
+    if isinstance(cp, ErasesThreads):
+        await cp.delete_thread(moved, expected_version=len(whole))
+        assert await cp.load(moved) is None
+        erased = [
+            replace(one, call=replace(one.call, args={}), result=None, erased=True)
+            for one in calls
+        ]
+
+        if isinstance(cp, KeepsReceipts):
+            check_equal((await cp.list_calls(moved))[:-1], erased, "erased calls")
+
+        done = next(one for one in reversed(erased) if one.status == "completed")
+        found = await cp.find_completed(done.call.idempotency_key)
+        check_equal(found, done, "find_completed of an erased call")
+        await cp.delete_thread(moved, forget_keys=True)
+
+        for n in (0, many // 2, many - 1):
+            key = calls[n].call.idempotency_key
+            assert await cp.find_completed(key) is None, f"key {n}, forgotten"
+
+
+@clause("sizes.many-threads", ListsThreads, deadline=90)
+async def many_threads(case: Case) -> None:
+    """Pages, and a watch of 600 ids, see each of 5,000 threads."""
+    token, count = case.id("t"), case.times(THREADS)
+    threads = sorted(f"{token}-{n:05}" for n in range(count))
+    cp = case.cp
+
+    for start in range(0, count, TOGETHER):
+        await asyncio.gather(
+            *(cp.append(one, [{"n": 1}]) for one in threads[start : start + TOGETHER])
+        )
+
+    for limit in (count + 1, count // 3, 100):
+        seen: list[str] = []
+        page: list[ThreadInfo] = []
+
+        while page or not seen:
+            after = seen[-1] if seen else None
+            page = await cp.list_threads(prefix=token, after=after, limit=limit)
+            seen += [info.thread_id for info in page]
+            expected = min(limit, count - len(seen) + len(page))
+            assert len(page) == expected, f"a page of {limit} after {after!r}"
+
+        check_equal(seen, threads, f"pages of {limit}")
+
+    if isinstance(cp, WatchesThreads):
+        await _watch_many(case, cp, case.random.sample(threads, min(WATCHED, count)))
+
+
+async def _watch_many(case: Case, cp: WatchesThreads, watched: list[str]) -> None:
+    """Watch all of the ids, and then every thread; each change is yielded."""
+    left = {*watched}
+
+    async with cp.watch(*watched) as changes:
+        await asyncio.gather(*(case.cp.append(one, [{"n": 2}]) for one in watched))
+
+        while left:
+            try:
+                async with asyncio.timeout(watch.PATIENCE):
+                    left.discard(await anext(changes))
+            except TimeoutError:
+                expected = f"each of {len(watched)} watched ids that was changed"
+                raise Failure(expected, f"{len(left)} were not yielded") from None
+
+    async with cp.watch() as changes, asyncio.timeout(2 * watch.PATIENCE):
+        await case.cp.append(watched[0], [{"n": 3}])
+
+        while await anext(changes) != watched[0]:
+            continue
 
 
 @clause("sizes.many-appends", level=CONCURRENT, deadline=60)
 async def many_appends(case: Case) -> None:
     """Of many hundred appends and merges by one handle none is lost."""
-    threads = [case.id() for _ in range(THREADS)]
-    count = case.times(APPENDS) // THREADS
+    threads = [case.id() for _ in range(WRITTEN)]
+    count = case.times(APPENDS) // WRITTEN
 
     async def use(thread: str) -> None:
         for n in range(count):

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import clause
-from conformance.explain import shown
+from conformance.difference import check_equal, shown
 from conformance.failure import Failure
 from conformance.sample_values import JSON_VALUES, NOT_JSON, SUBCLASSES, exactly, nested
 from cpkit import SerializationError
@@ -44,8 +44,10 @@ async def _round_trip(case: Case, place: str, value: Any) -> Any:
 
 
 def _check_same(seen: object, expected: object, where: str) -> None:
+    check_equal(seen, expected, where)
+
     if not exactly(seen, expected):
-        raise Failure(shown(expected), shown(seen), where)
+        raise Failure("the keys in their order", shown(seen), where)
 
 
 async def _all_come_back(case: Case, place: str) -> None:
@@ -225,6 +227,32 @@ async def refused_in_results(case: Case) -> None:
         ("result", "v"),
     )
     assert await case.cp.load(thread) == before
+
+
+@clause("values.survive-opening", "handles")
+async def survive_opening(case: Case) -> None:
+    """Opening the store again changes no value, in any place."""
+    thread = case.id()
+    everything: dict[str, Any] = {"all": JSON_VALUES}
+    done, issued = case.call(args=everything), case.call(args=everything)
+    await case.cp.append(thread, [everything], extra=JSON_VALUES)
+    await case.cp.record_issued(thread, done)
+    await case.cp.record_result(thread, done.call_id, everything)
+    await case.cp.record_issued(thread, issued)
+
+    async with case.open() as opened:
+        for cp in (case.cp, opened):
+            loaded = await cp.load(thread)
+            found = await cp.find_completed(done.idempotency_key)
+            assert loaded is not None
+            assert found is not None
+            _check_same(loaded.messages, [everything], "a message")
+            _check_same(found.result, everything, "a result")
+            _check_same(found.call.args, everything, "args of a completed call")
+            _check_same(loaded.pending[0].call.args, everything, "args")
+
+            for name, value in JSON_VALUES.items():
+                _check_same(loaded.extra[name], value, f"{name} in extra")
 
 
 @clause("values.tuples-are-arrays")

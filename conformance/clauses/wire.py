@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,18 @@ from typing import Any
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
 from conformance.clauses.late import append_at_loaded_version
+from conformance.difference import check_equal
 from conformance.failure import Failure, Skip
 from conformance.harness import Harness
+from conformance.operations import (
+    Place,
+    Write,
+    prepare,
+    reads_of,
+    state,
+    tell_outcome,
+    writes_of,
+)
 from conformance.proxy import FAULTS, Fault, Proxy
 from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable
@@ -31,30 +41,27 @@ CALLERS = 64
 TRIPS = 4
 """Round trips of an operation at which a fault is tried."""
 
-AT_ONCE = 6
+AT_ONCE = 10
 """Handles that are open at the same time."""
 
-WRITES = ["append", "save_extra", "record_issued", "record_result"]
+COMMON = ["append", "save_extra", "claim", "result"]
+"""Writes that are tried with every fault; the others with two of them."""
+
+FEWER = [Fault("request", "half"), Fault("answer", "cut")]
 
 
 @dataclass
-class _Write:
+class _Lost:
     """One write beside a fault, and its outcome."""
 
-    name: str
+    write: Write
     fault: Fault
     trip: int
     answer: Any = None
-    applied: int = 0
-    """How often it was applied, counted in the store."""
-
-    @property
-    def said_nothing_written(self) -> bool:
-        unavailable = isinstance(self.answer, BackendUnavailable)
-        return unavailable and not self.answer.maybe_applied
+    applied: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}, with {self.fault} at its round trip {self.trip}"
+        return f"{self.write.name}, with {self.fault} at its round trip {self.trip}"
 
 
 def short_timeout(harness: Harness) -> dict[str, float]:
@@ -62,11 +69,11 @@ def short_timeout(harness: Harness) -> dict[str, float]:
     return {"timeout": TIMEOUT * slowdown()} if "timeout" in harness.options else {}
 
 
-async def _written(case: Case, name: str, fault: Fault) -> list[_Write]:
+async def _written(case: Case, write: Write, fault: Fault) -> list[_Lost]:
     """Do a write once for each of its round trips, with the fault at that trip."""
     place = case.harness.server_address()
     assert place is not None
-    found: list[_Write] = []
+    found: list[_Lost] = []
 
     for trip in range(1, TRIPS + 1):
         async with Proxy(*place) as proxy:
@@ -80,8 +87,8 @@ async def _written(case: Case, name: str, fault: Fault) -> list[_Write]:
                 raise Skip(f"the store does not open through a proxy: {exc}") from exc
 
             try:
-                write = _Write(name, fault, trip)
-                await _do(case, cp, write, proxy)
+                lost = _Lost(write, fault, trip)
+                await _do(case, cp, lost, proxy)
             finally:
                 proxy.stop()
                 await handle.aclose()
@@ -89,107 +96,111 @@ async def _written(case: Case, name: str, fault: Fault) -> list[_Write]:
             if not proxy.lost:
                 return found
 
-            found.append(write)
+            found.append(lost)
 
     return found
 
 
-async def _do(case: Case, cp: Store, write: _Write, proxy: Proxy) -> None:
-    """Do the write beside the fault, and count in the store how often it happened."""
-    thread, first, call = case.id(), case.call(), case.call()
+async def _do(case: Case, cp: Store, lost: _Lost, proxy: Proxy) -> None:
+    """Do the write beside the fault, and look in the store what became of it."""
+    write, first, place = lost.write, Place(case.id("p")), Place(case.id("p"))
 
     # The same once before, so that connections and statements are prepared.
-    await cp.append(thread, [{"n": 0}])
-    await cp.save_extra(thread, {"before": 0})
-    await cp.record_issued(thread, first)
-    await cp.record_result(thread, first.call_id, "first")
-
-    if write.name == "record_result":
-        await cp.record_issued(thread, call)
-
-    uses: dict[str, Callable[[], Awaitable[Any]]] = {
-        "append": lambda: cp.append(thread, [{"n": 1}]),
-        "save_extra": lambda: cp.save_extra(thread, {"n": 1}),
-        "record_issued": lambda: cp.record_issued(thread, call),
-        "record_result": lambda: cp.record_result(thread, call.call_id, "done"),
-    }
-    proxy.lose(write.fault, write.trip)
+    await prepare(cp, first, write)
+    await write.do(cp, first)
+    await prepare(cp, place, write)
+    proxy.lose(lost.fault, lost.trip)
 
     try:
-        write.answer = await uses[write.name]()
+        lost.answer = await write.do(cp, place)
     except Exception as exc:
-        write.answer = exc
+        lost.answer = exc
 
     proxy.stop()
-    loaded = await case.cp.load(thread)
-    assert loaded is not None
-    pending = [record.call.call_id for record in loaded.pending]
-    done = await case.cp.find_completed(call.idempotency_key)
-    write.applied = {
-        "append": loaded.version - 1,
-        "save_extra": int("n" in loaded.extra),
-        "record_issued": int(call.call_id in pending),
-        "record_result": int(done is not None),
-    }[write.name]
+    lost.applied = await tell_outcome(
+        write, await state(case.cp, place, write.at), f"{lost}"
+    )
 
     # The handle works as before, whatever the fault has left behind.
-    await append_at_loaded_version(cp, thread, late=1)
+    await append_at_loaded_version(cp, getattr(place, write.at), late=1)
 
 
-async def _all_writes(case: Case) -> list[_Write]:
+@clause("wire.lost-answers-are-told", "proxy", level=DURABLE, deadline=90)
+async def lost_answers_are_told(case: Case) -> None:
+    """A write whose answer is lost is sent once; maybe_applied=False is always true."""
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(name: str, fault: Fault) -> list[_Write]:
+    async def one(write: Write, fault: Fault) -> list[_Lost]:
         async with slots:
-            return await _written(case, name, fault)
+            return await _written(case, write, fault)
 
-    found = await asyncio.gather(*(one(n, fault) for n in WRITES for fault in FAULTS))
-    writes = [write for some in found for write in some]
+    pairs = [
+        (write, fault)
+        for write in writes_of(case.cp)
+        for fault in (FAULTS if write.name in COMMON else FEWER)
+    ]
+    found = await asyncio.gather(*(one(*pair) for pair in pairs))
+    every = [lost for some in found for lost in some]
 
-    if not writes:
+    if not every:
         case.skip("no operation goes through the proxy")
 
-    for write in writes:
-        if isinstance(write.answer, Exception) and not isinstance(
-            write.answer, BackendUnavailable
-        ):
-            kind = type(write.answer).__name__
-            raise Failure("BackendUnavailable", f"{kind}: {write.answer}", str(write))
+    for lost in every:
+        _check_told(lost)
 
-    return writes
+    for fault in FEWER:
+        await _check_reads(case, fault)
 
 
-@clause("wire.nothing-written-is-true", "proxy", level=DURABLE, deadline=60)
-async def nothing_written_is_true(case: Case) -> None:
-    """Where an answer or a request is lost, maybe_applied=False is always true."""
-    for write in await _all_writes(case):
-        if write.said_nothing_written and write.applied:
-            raise Failure(
-                "maybe_applied=True, because the write is in the store",
-                f"{type(write.answer).__name__}: {write.answer}",
-                str(write),
-            )
+async def _check_reads(case: Case, fault: Fault) -> None:
+    """Lose a part of each read: its answer is the right one, or an error."""
+    address = case.harness.server_address()
+    assert address is not None
+    place = await prepare(case.cp, Place(case.id("p")))
+
+    async with Proxy(*address) as proxy:
+        through = case.harness.through("127.0.0.1", proxy.port)
+        handle: Any = through.open(**short_timeout(through))
+        cp: Store = await handle.__aenter__()
+
+        try:
+            for read in reads_of(cp):
+                one = place.keys[1] if read.of_key else place.thread
+                expected = await read.run(case.cp, one)
+
+                with suppress(BackendUnavailable):
+                    await read.run(cp, one)  # connects, and prepares statements
+
+                proxy.lose(fault)
+
+                with suppress(BackendUnavailable):
+                    seen = await read.run(cp, one)
+                    check_equal(seen, expected, f"{read.name}, with {fault}")
+
+                proxy.stop()
+        finally:
+            proxy.stop()
+            await handle.aclose()
 
 
-@clause("wire.no-write-is-repeated", "proxy", level=DURABLE, deadline=60)
-async def no_write_is_repeated(case: Case) -> None:
-    """A write whose answer was lost is not sent again by the store."""
-    for write in await _all_writes(case):
-        failed = isinstance(write.answer, Exception)
+def _check_told(lost: _Lost) -> None:
+    answer = lost.answer
+    told = f"{type(answer).__name__}: {answer}"
 
-        if write.applied > 1 or (write.applied == 0 and not failed):
-            raise Failure(
-                "a write that is applied once",
-                f"applied {write.applied} times, answered with {write.answer!r}",
-                str(write),
-            )
-
-        if write.name == "record_issued" and not failed and write.answer is not None:
-            raise Failure(
-                "None from the claim, or BackendUnavailable",
-                f"{write.answer!r}: the store has sent the claim twice",
-                str(write),
-            )
+    if isinstance(answer, BackendUnavailable):
+        if lost.applied and not answer.maybe_applied:
+            expected = "maybe_applied=True, because the write is in the store"
+            raise Failure(expected, told, str(lost))
+    elif isinstance(answer, Exception):
+        raise Failure("BackendUnavailable, or the answer of one write", told, str(lost))
+    elif not lost.applied:
+        raise Failure("a write that is applied", "an answer without it", str(lost))
+    elif lost.write.method == "record_issued" and answer is not None:
+        raise Failure(
+            "None from the claim, or BackendUnavailable",
+            f"{answer!r}: the store has sent the claim twice",
+            str(lost),
+        )
 
 
 @asynccontextmanager
@@ -243,25 +254,22 @@ async def one_way_is_unavailable(case: Case) -> None:
     """While the link passes one direction only, everything raises in time."""
     async with _relayed(case) as (proxy, cp):
         for cut in ("answers", "requests"):
-            thread, call, new = case.id(), case.call(), case.call()
-            await cp.append(thread, [{"n": 1}])
-            await cp.record_issued(thread, call)
+            made = [(write, Place(case.id("p"))) for write in writes_of(cp)]
+            place = await prepare(cp, Place(case.id("p")))
+            await asyncio.gather(*(prepare(cp, at, write) for write, at in made))
             proxy.stalls, proxy.stalls_requests = cut == "answers", cut == "requests"
             uses: list[Awaitable[object]] = [
-                cp.load(thread),
-                cp.append(thread, [{"n": 2}], expected_version=1),
-                cp.save_extra(thread, {"k": 1}),
-                cp.record_issued(thread, new),
-                cp.record_result(thread, call.call_id, 1),
-                cp.find_completed(call.idempotency_key),
+                read.run(cp, place.keys[1] if read.of_key else place.thread)
+                for read in reads_of(cp)
             ]
+            uses += [write.do(cp, at) for write, at in made]
             answers = await _in_time(uses, f"the link loses {cut}")
             proxy.stalls = proxy.stalls_requests = False
 
             for answer in answers:
                 assert isinstance(answer, BackendUnavailable), f"the link loses {cut}"
 
-            await append_at_loaded_version(cp, thread, late=1)
+            await append_at_loaded_version(cp, place.thread, late=1)
 
 
 async def _load(cp: Store, thread: str) -> Any:

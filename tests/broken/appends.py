@@ -24,7 +24,7 @@ class ReturnsTheCount(Broken):
         return len(messages)
 
 
-@breaks("append.large-batch")
+@breaks("sizes.long-thread")
 class TruncatesBatches(Broken):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         return await super().append(thread_id, messages[:1000], **options)

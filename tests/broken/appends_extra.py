@@ -136,6 +136,6 @@ class ShowsMessagesBeforeExtra(_TwoSteps):
     """Keeps the contract for a lone task."""
 
 
-@breaks("cancel.append-with-extra-is-whole")
+@breaks("cancel.write-is-decided")
 class LeavesMessagesWithoutExtra(_TwoSteps):
     """Stops between the two steps when it is cancelled."""

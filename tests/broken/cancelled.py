@@ -18,17 +18,17 @@ from tests.broken.races import AppendsInView, MergesKeyByKey
 from tests.broken.store import Broken, breaks, pause
 
 
-@breaks("cancel.append-is-whole")
+@breaks("cancel.write-is-decided")
 class LeavesHalfABatch(AppendsInView):
     """Appends message by message, and stops when it is cancelled."""
 
 
-@breaks("cancel.merge-is-whole")
+@breaks("cancel.write-is-decided")
 class LeavesHalfAMerge(MergesKeyByKey):
     """Merges key by key, and stops when it is cancelled."""
 
 
-@breaks("cancel.claim-is-whole")
+@breaks("cancel.write-is-decided")
 class ClaimsInTwoSteps(Broken):
     """Records the call, then its hold on the key."""
 
@@ -43,7 +43,7 @@ class ClaimsInTwoSteps(Broken):
         return record
 
 
-@breaks("cancel.result-is-whole")
+@breaks("cancel.write-is-decided")
 class ResolvesInTwoSteps(Broken):
     """Records the status, then the result."""
 

@@ -6,10 +6,10 @@ import asyncio
 import fcntl
 import json
 import os
+import pickle
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 from uuid import uuid4
@@ -21,13 +21,12 @@ from cpkit import (
     CheckpointData,
     JsonValue,
     ThreadDump,
+    ThreadInfo,
     ToolCall,
     VersionConflict,
 )
 from tests.broken.reference import Reference
 from tests.broken.store import breaks
-
-RESTORED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -128,13 +127,20 @@ class Disk(Reference):
     async def restore_thread(self, dump: ThreadDump) -> None:
         async with self._turn() as log:
             await super().restore_thread(dump)
-            calls = [[asdict(one.call), one.result] for one in dump.calls]
-            values = [list(dump.messages), dict(dump.extra), calls]
-            self._write(log, ["restore_thread", dump.thread_id, *values])
+            pickled = pickle.dumps(dump).hex()
+            self._write(log, ["restore_thread", dump.thread_id, pickled])
 
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
         async with self._turn():
             return await super().list_calls(thread_id)
+
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        async with self._turn():
+            return await super().list_threads(**options)
+
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        async with self._turn():
+            return await super().dump_thread(thread_id)
 
     @asynccontextmanager
     async def _watch(
@@ -159,8 +165,9 @@ class Disk(Reference):
         """Lock the log, and replay what other handles wrote."""
         await asyncio.sleep(0)
 
-        with self._log.open("ab+") as log:  # never awaits while it holds the lock
-            fcntl.flock(log, fcntl.LOCK_EX)
+        # Never awaits while it holds the lock, except for an operation of the base.
+        with self._log.open("ab+") as log:
+            await self._lock(log)
             log.seek(self._read)
 
             for line in log:
@@ -168,10 +175,24 @@ class Disk(Reference):
                     log.truncate(self._read)  # truncated: never acknowledged
                     break
 
-                await self._replay(*json.loads(line))
+                now, *values = json.loads(line)
+                self._store.replayed = now
+                await self._replay(*values)
                 self._read += len(line)
 
+            self._store.replayed = None
             yield log
+
+    async def _lock(self, log: BinaryIO) -> None:
+        """Lock the log, for whose lock it waits two seconds at most."""
+        for _ in range(400):
+            with suppress(BlockingIOError):
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+
+            await asyncio.sleep(0.005)
+
+        raise BackendUnavailable("broken", "the log is locked")
 
     async def _replay(self, kind: str, thread_id: str, *args: Any) -> None:
         if kind == "append":
@@ -188,29 +209,13 @@ class Disk(Reference):
         elif kind == "delete_thread":
             await super().delete_thread(thread_id, forget_keys=args[0])
         elif kind == "restore_thread":
-            messages, extra, calls = args
-            # The scripts of the suite restore first attempts that are completed.
-            records = [
-                CallRecord(
-                    thread_id,
-                    ToolCall(**call),
-                    "completed",
-                    1,
-                    RESTORED,
-                    result,
-                    RESTORED,
-                )
-                for call, result in calls
-            ]
-            await super().restore_thread(
-                ThreadDump(thread_id, messages, extra, records, RESTORED, RESTORED)
-            )
+            await super().restore_thread(pickle.loads(bytes.fromhex(args[0])))
         else:
             call_id, result, success = args
             await super().record_result(thread_id, call_id, result, success=success)
 
     def _write(self, log: BinaryIO, values: list[Any]) -> None:
-        line = json.dumps(values).encode() + b"\n"
+        line = json.dumps([self._store.now(), *values]).encode() + b"\n"
         log.write(line)
         log.flush()
         self._read += len(line)
@@ -271,7 +276,7 @@ class AcknowledgesEarly(Disk):
     _buffer: bytes = b""
 
     def _write(self, log: BinaryIO, values: list[Any]) -> None:
-        self._buffer += json.dumps(values).encode() + b"\n"
+        self._buffer += json.dumps([self._store.now(), *values]).encode() + b"\n"
 
         if self._buffer.count(b"\n") == 30:
             log.write(self._buffer)
@@ -280,7 +285,7 @@ class AcknowledgesEarly(Disk):
             self._buffer = b""
 
 
-@breaks("kill.next-write-works", harness=DiskHarness, hangs=True)
+@breaks("kill.every-write-is-whole", harness=DiskHarness, hangs=True)
 class LeavesItsLock(Disk):
     """Locks with a directory that stays when its creator is killed."""
 

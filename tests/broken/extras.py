@@ -93,7 +93,7 @@ class LeavesKeysToItsEngine(Broken):
             raise BackendUnavailable("broken", "key too long") from exc
 
 
-@breaks("extra.many-keys")
+@breaks("sizes.long-thread")
 class SavesAThousandKeys(Broken):
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         await super().save_extra(thread_id, dict(list(extra.items())[:1000]))

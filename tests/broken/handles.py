@@ -72,7 +72,9 @@ class LeavesATask(Broken):
         return await super().__aenter__()
 
 
-@breaks("handle.opens-again", "handle.shares-the-store", "typed.misfit-is-told-at-load")
+@breaks(
+    "handle.opens-again", "handle.shares-every-write", "typed.misfit-is-told-at-load"
+)
 class SharesNothing(Reference):
     """Each handle has its own store, although the harness says that it is shared."""
 
@@ -107,7 +109,7 @@ class ClosesInTheWrongLoop(Broken):
             raise
 
 
-@breaks("handle.works-after-errors", raises="BackendUnavailable")
+@breaks("handle.works-after-refusals", raises="BackendUnavailable")
 class BreaksAfterConflicts(Broken):
     _failed = False
 
@@ -154,28 +156,28 @@ class RemembersUntilItChanges(Broken):
         return kept
 
 
-@breaks("handle.shares-the-store")
+@breaks("handle.shares-every-write")
 class RemembersMessages(RemembersUntilItChanges):
     async def read(self, *args: Any, **options: Any) -> list[Any]:
         fresh = await super().read(*args, **options)
         return self.remembered(("read", args, options), fresh)
 
 
-@breaks("handle.shares-the-store")
+@breaks("handle.shares-every-write")
 class RemembersLists(RemembersUntilItChanges):
     async def list_threads(self, **options: Any) -> list[ThreadInfo]:
         fresh = await super().list_threads(**options)
         return self.remembered(("list", options), fresh)
 
 
-@breaks("handle.shares-the-store")
+@breaks("handle.shares-every-write")
 class RemembersDumps(RemembersUntilItChanges):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
         fresh = await super().dump_thread(thread_id)
         return self.remembered(("dump", thread_id), fresh)
 
 
-@breaks("handle.shares-the-store")
+@breaks("handle.shares-every-write")
 class RemembersVersions(RemembersUntilItChanges):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         version = await super().append(thread_id, messages, **options)

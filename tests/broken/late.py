@@ -51,7 +51,7 @@ class _LateAppends(_Late):
         return version
 
 
-@breaks("cancel.thread-is-decided")
+@breaks("cancel.write-is-decided")
 class LandsLate(_LateAppends):
     """Does not wait for a cancelled append at all."""
 
@@ -65,7 +65,7 @@ class ClosesBeforeItIsDecided(_LateAppends):
         return await super().load(thread_id)
 
 
-@breaks("cancel.key-is-decided")
+@breaks("cancel.write-is-decided")
 class WaitsByThreadOnly(_Late):
     """Reads of a thread wait for a cancelled result; reads of a key do not."""
 

@@ -381,7 +381,7 @@ class RestoresWithoutLimits(Broken):
             self._codec.max_payload = limit
 
 
-@breaks("move.large-thread")
+@breaks("sizes.long-thread")
 class DumpsAThousandMessages(Broken):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
         dump = await super().dump_thread(thread_id)
@@ -405,7 +405,7 @@ class KeepsTheCallersDump(Broken):
         return kept if same else await super().dump_thread(thread_id)
 
 
-@breaks("cancel.restore-is-whole")
+@breaks("cancel.write-is-decided")
 class LeavesHalfAThread(Broken):
     """Restores in two steps, the calls last, and stops when it is cancelled."""
 

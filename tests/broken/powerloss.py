@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import json
 import os
+import pickle
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -274,8 +275,11 @@ class ForgetsRestoredCalls(Synced):
     """Writes the calls of a restored thread into memory only."""
 
     def _write(self, log: BinaryIO, values: list[Any]) -> None:
-        kept = [*values[:-1], []] if values[0] == "restore_thread" else values
-        super()._write(log, kept)
+        if values[0] == "restore_thread":
+            bare = replace(pickle.loads(bytes.fromhex(values[-1])), calls=())
+            values = [*values[:-1], pickle.dumps(bare).hex()]
+
+        super()._write(log, values)
 
 
 class _KeepsResultsApart(Synced):

@@ -156,7 +156,7 @@ class RangesWhenClosed(Broken):
         return await super().load_range(*args, **options) if self._is_open else None
 
 
-@breaks("handle.shares-the-store")
+@breaks("handle.shares-every-write")
 class RemembersRanges(RemembersUntilItChanges):
     async def load_range(self, *args: Any, **options: Any) -> Loaded | None:
         fresh = await super().load_range(*args, **options)

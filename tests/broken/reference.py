@@ -74,9 +74,14 @@ class Tables:
     revisions: dict[str, int] = field(default_factory=dict)
     ahead: int = 0
     """By how many microseconds the store's clock is wrong."""
+    replayed: int | None = None
+    """The time of a write that a log replays."""
 
     def now(self) -> int:
         """Return the microseconds since 1970."""
+        if self.replayed is not None:
+            return self.replayed
+
         return time.time_ns() // 1000 + self.ahead
 
     def touch(self, thread_id: str) -> Thread:

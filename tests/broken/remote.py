@@ -6,13 +6,17 @@ import asyncio
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
 from conformance.harness import Harness, find
-from cpkit import BackendUnavailable, CallRecord, CheckpointData
+from conformance.operations import READS, WRITES
+from cpkit import BackendUnavailable
 from tests.broken.reference import Reference
 from tests.broken.store import breaks
+
+OPERATIONS = {*(row.method for row in READS), *(row.method for row in WRITES)}
 
 
 class Server:
@@ -72,27 +76,12 @@ class Remote(Reference):
         self._port = port
         self._timeout = timeout
 
-    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
-        loaded: CheckpointData[Any] | None = await self._ask("load", thread_id)
-        return loaded
+    def __getattribute__(self, name: str) -> Any:
+        """Let the server do each operation."""
+        if name not in OPERATIONS:
+            return super().__getattribute__(name)
 
-    async def append(self, *args: Any, **options: Any) -> int:
-        return int(await self._ask("append", *args, **options))
-
-    async def save_extra(self, *args: Any) -> None:
-        await self._ask("save_extra", *args)
-
-    async def record_issued(self, *args: Any) -> CallRecord | None:
-        record: CallRecord | None = await self._ask("record_issued", *args)
-        return record
-
-    async def record_result(self, *args: Any, **options: Any) -> CallRecord:
-        record: CallRecord = await self._ask("record_result", *args, **options)
-        return record
-
-    async def find_call(self, idempotency_key: str) -> CallRecord | None:
-        record: CallRecord | None = await self._ask("find_call", idempotency_key)
-        return record
+        return partial(self._ask, name)
 
     async def _ask(self, method: str, *args: Any, **options: Any) -> Any:
         self._check_usable()
@@ -156,13 +145,13 @@ def on_a_server(kind: str, _folder: str) -> Harness:
     return RemoteHarness(kind)
 
 
-@breaks("wire.nothing-written-is-true", harness=on_a_server)
+@breaks("wire.lost-answers-are-told", harness=on_a_server)
 class TakesALostAnswerForARefusal(Remote):
     async def _lost(self, method: str, *args: Any, **options: Any) -> Any:
         raise BackendUnavailable("broken", "no answer")
 
 
-@breaks("wire.no-write-is-repeated", harness=on_a_server)
+@breaks("wire.lost-answers-are-told", harness=on_a_server)
 class SendsAgain(Remote):
     """Repeats every operation whose answer was lost."""
 
@@ -188,3 +177,14 @@ class WaitsForItsPoolWithoutEnd(Remote):
     async def _ask(self, method: str, *args: Any, **options: Any) -> Any:
         async with self._free:
             return await super()._ask(method, *args, **options)
+
+
+@breaks("wire.lost-answers-are-told", harness=on_a_server)
+class FindsNothingOnALostAnswer(Remote):
+    """Takes a lost answer to a question for a key for no answer."""
+
+    async def _lost(self, method: str, *args: Any, **options: Any) -> Any:
+        if method == "find_completed":
+            return None
+
+        return await super()._lost(method, *args, **options)

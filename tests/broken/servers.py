@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 from conformance.harness import Harness, find
 from cpkit import (
     BackendUnavailable,
-    CallRecord,
     CheckpointData,
     Durability,
     Survives,
@@ -65,29 +64,9 @@ class Served(Broken):
         self._check_usable()
         return self
 
-    async def append(self, *args: Any, **options: Any) -> int:
+    async def _begin(self) -> None:
         await self._reach()
-        return await super().append(*args, **options)
-
-    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
-        await self._reach()
-        return await super().load(thread_id)
-
-    async def save_extra(self, *args: Any) -> None:
-        await self._reach()
-        await super().save_extra(*args)
-
-    async def record_issued(self, *args: Any) -> CallRecord | None:
-        await self._reach()
-        return await super().record_issued(*args)
-
-    async def record_result(self, *args: Any, **options: Any) -> CallRecord:
-        await self._reach()
-        return await super().record_result(*args, **options)
-
-    async def find_call(self, idempotency_key: str) -> CallRecord | None:
-        await self._reach()
-        return await super().find_call(idempotency_key)
+        await super()._begin()
 
     async def _reach(self) -> None:
         """Wait for a paused server, until the timeout."""

@@ -38,7 +38,7 @@ class LoadsAHundredCalls(Broken):
         return replace(loaded, pending=loaded.pending[:100])
 
 
-@breaks("sizes.many-receipts")
+@breaks("sizes.many-calls")
 class ListsAHundredCalls(Broken):
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
         return (await super().list_calls(thread_id))[:100]

@@ -379,7 +379,7 @@ class CountsNoKeys(Broken):
             raise PayloadTooLarge((), size, self._limit, "max_append")
 
 
-@breaks("limits.a-megabyte-by-default", raises="PayloadTooLarge")
+@breaks("sizes.large-values", raises="PayloadTooLarge")
 class LimitsToOneMegabyte(Broken):
     def __init__(self, *, max_payload: int = 2**20, **options: Any) -> None:
         super().__init__(max_payload=max_payload, **options)

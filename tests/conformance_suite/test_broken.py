@@ -142,7 +142,9 @@ def test_the_reference_on_disk_passes(clause: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("clause_id", ["kill.writes-survive", "kill.next-write-works"])
+@pytest.mark.parametrize(
+    "clause_id", ["kill.writes-survive", "kill.every-write-is-whole"]
+)
 def test_late_writes_of_a_killed_process_pass(clause_id: str, tmp_path: Path) -> None:
     """A store may apply an unacknowledged write after its process was killed."""
     kind = f"{AppliesLate.__module__}:{AppliesLate.__qualname__}"
