@@ -33,7 +33,7 @@ from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.fenced import append_once
 from cpkit.protocol import Checkpointer, StatesDurability
 from cpkit.records import Durability, Survives
-from cpkit.sessions.toolcalls import calls_in
+from cpkit.toolcalls import read_message, unwrap
 
 __all__ = ["BufferedCheckpointer", "Cadence", "is_turn_end", "with_cadence"]
 
@@ -48,12 +48,10 @@ _AS_IT_IS = "record_result find_completed list_calls find_call watch durability"
 def is_turn_end(message: Any) -> bool:
     """Return whether this is an assistant's message or entry without a tool call."""
     plain = message if isinstance(message, dict) else to_jsonable_python(message)
-
-    if isinstance(plain, dict) and isinstance(plain.get("message"), dict):
-        plain = plain["message"]
-
-    is_answer = isinstance(plain, dict) and plain.get("role") == "assistant"
-    return is_answer and not any(calls_in("", plain))
+    reading = read_message(plain)
+    _, inner = unwrap(plain)
+    is_answer = isinstance(inner, dict) and inner.get("role") == "assistant"
+    return is_answer and not reading.calls and not reading.unknown
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from cpkit.cli.running import run
 from cpkit.cli.stores import Json, no_thread, open_store, split_words
 from cpkit.protocol import ReadsRanges
 from cpkit.records import CheckpointData
+from cpkit.toolcalls import Call, Result, read_message, read_part, unwrap
 from cpkit.tools.copying.exports import call_as_json
 
 __all__ = ["Words", "in_short", "show"]
@@ -113,20 +114,31 @@ async def _load(words: list[str], last: int) -> tuple[str, CheckpointData[Any]]:
 
 
 def in_short(message: Any) -> tuple[str, str]:
-    """Return a message's role or type, and its text."""
-    if not isinstance(message, dict):
+    """Return a message's role or type, and its text, calls and results."""
+    wrapper, inner = unwrap(message)
+
+    if not isinstance(inner, dict):
         return "", one_line(message, _SHORT)
 
     for name in ("role", "kind", "type"):
-        if isinstance(message.get(name), str):
-            rest = {key: value for key, value in message.items() if key != name}
-            return one_line(message[name], 30), one_line(_text_and_rest(rest), _SHORT)
+        if isinstance(inner.get(name), str):
+            rest = {key: value for key, value in inner.items() if key != name}
+            return one_line(inner[name], 30), one_line(_words(message, rest), _SHORT)
 
-    return "", one_line(message, _SHORT)
+    return "", one_line(_words(message, inner) if wrapper else message, _SHORT)
 
 
-def _text_and_rest(rest: dict[str, Any]) -> str:
-    """Return a message's text, and its other fields as JSON."""
+def _words(message: Any, rest: dict[str, Any]) -> str:
+    """Return a message's text, calls and results, and its other fields as JSON."""
+    reading = read_message(message)
+    words = [f"→ {one.tool_name} {_json(one.args)}" for one in reading.calls]
+    words += [_text(one.content) or _json(one.content) for one in reading.results]
+    words += [f"a tool call in an unknown form: {one}" for one in reading.unknown]
+
+    if words:
+        text = _text(rest.get("content")) if not reading.results else None
+        return " ".join([text, *words] if text else words)
+
     text = _text(rest.get("content"))
 
     if text is None:
@@ -134,6 +146,13 @@ def _text_and_rest(rest: dict[str, Any]) -> str:
 
     more = {key: value for key, value in rest.items() if key != "content"}
     return f"{text} {one_line(more, _SHORT)}" if more else text
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+
+    return "" if value is None else jsonlib.dumps(value, ensure_ascii=False)
 
 
 def _text(content: Any) -> str | None:
@@ -151,7 +170,11 @@ def _text(content: Any) -> str | None:
             return None
 
         text = part.get("text")
-        parts.append(text if isinstance(text, str) else f"[{part.get('type', '…')}]")
+
+        # Calls stand behind the text, with their arguments.
+        if not isinstance(read_part(part), Call | Result):
+            kind = f"[{part.get('type', '…')}]"
+            parts.append(text if isinstance(text, str) else kind)
 
     return " ".join(parts)
 

@@ -106,7 +106,7 @@ def call_args(
     }
 
 
-def asked_args(record: CallRecord) -> JsonValue:
+def asked_args(record: CallRecord) -> Any:
     """Return the arguments that were asked for, before a person changed them."""
     return record.call.args.get("asked", record.call.args.get("args"))
 
@@ -227,7 +227,7 @@ def failure_of(record: CallRecord) -> EffectFailed | None:
     return None
 
 
-def result_of(record: CallRecord) -> JsonValue:
+def result_of(record: CallRecord) -> Any:
     """Return the result of a completed record.
 
     One without an envelope was recorded by hand, and is returned unchanged.

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 from typing import Any, Literal
 
-from cpkit.effects.records import effect_of
+from cpkit.effects.effect import KeyKind, effect_key
+from cpkit.effects.records import asked_args, effect_of
 from cpkit.effects.requests import waiting_tools
 from cpkit.fenced import append_once
-from cpkit.heal.forms import (
-    OpenCall,
-    Result,
-    answers_in,
-    calls_in,
-    closing_messages,
-    is_answer,
-    is_note,
-    long_running,
-    response_id,
-)
 from cpkit.protocol import Checkpointer, KeepsReceipts
-from cpkit.records import CallRecord
+from cpkit.records import CallRecord, JsonValue
+from cpkit.toolcalls import Call, OpenCall, Reading, open_calls, read_message
+from cpkit.toolcalls.writing import Answer, can_answer, result_messages
 
-__all__ = ["Closed", "HealReport", "Left", "heal", "result_text"]
+__all__ = ["Closed", "HealReport", "Left", "heal", "is_of_arguments", "result_text"]
 
 INTERRUPTED = "interrupted: the process ended before this call had a result"
 
 AMBIGUOUS = "another open call has the same id, and the result may be of either"
 
-# Forms whose results may stand anywhere behind their calls.
-_ANYWHERE = ("agents", "codex")
+IN_DOUBT = "its effect is issued and the outcome unknown; recover the thread"
+
+UNCLEAR = (
+    "a result of its tool is on record that belongs to no answered call; give the "
+    "ledger the call's id (tool_call_id=)"
+)
+
+# Few tools name an effect by more of its arguments.
+_MOST_KEY_FIELDS = 3
 
 _AGENTS = "cpkit:openai-agents:"
 """Prefix of the OpenAI Agents SDK's thread ids; the ledger's threads do not have it."""
@@ -90,7 +90,8 @@ async def heal(
     """Append a result for each tool call of the thread that has none.
 
     Nothing is executed. A call gets the recorded result of the effect that a ledger ran
-    with its ``tool_call_id`` and the name of its tool. Any other call gets a result
+    with its ``tool_call_id`` and the name of its tool. If the ledger was not given the
+    id, the effect of the same tool and arguments counts. Any other call gets a result
     that says that it was interrupted. A call is left open
 
     - if its effect is issued and its outcome unknown: decide that first, with
@@ -99,8 +100,9 @@ async def heal(
       and not used: the next run of the thread gives the result;
     - if it is long-running: its answer comes later;
     - if other messages follow it: a result must directly follow its call;
-    - if another open call of its tool has the same id and a result is on record: the
-      result may be of either.
+    - if a result of its tool is on record of which it is not clear whether it is this
+      call's: another open call has the same id, or the ledger was not given the id;
+    - if its form is unknown, or that of a message after it.
 
     ``cp`` is opened without ``message_type=``, even if the thread's messages are typed.
     The ledger's calls are in ``calls_thread``; the default is the thread itself. Call
@@ -112,32 +114,41 @@ async def heal(
     or ``ValueError`` for messages that it cannot read.
     """
     data = await cp.load(thread_id)
-    messages: list[Any] = [] if data is None else data.messages
+    messages, version = ([], 0) if data is None else (data.messages, data.version)
     _check(thread_id, messages)
-    results, left = await _results(cp, thread_id, calls_thread, messages)
+    history = _History(messages)
+    left = list(history.unknown())
+    answers: list[Answer] = []
+    closed: list[Closed] = []
 
-    if results:
-        appended: list[Any] = []
-        extra: dict[str, Any] = {}
+    if history.open_calls:
+        if calls_thread is None:
+            threads = {thread_id, thread_id.removeprefix(_AGENTS) or thread_id}
+        else:
+            threads = {calls_thread}
 
-        for form in dict.fromkeys(one.call.form for one in results):
-            same = [one for one in results if one.call.form == form]
-            closing, change = closing_messages(form, same, messages)
-            appended += closing
-            extra |= change
+        records = await _records(cp, threads)
+        waiting = await waiting_tools(cp, threads)
 
+        for one in history.open_calls:
+            call_id, name = one.call.call_id, one.call.tool_name
+            found = history.recorded(one, records)
+
+            if isinstance(found, Left):
+                left.append(found)
+            elif reason := history.why_left(one, found, records, waiting):
+                left.append(Left(call_id, name, reason))
+            else:
+                answers.append(Answer(one, *(found or (INTERRUPTED, True))))
+                source: Any = "recorded" if found else "interrupted"
+                closed.append(Closed(call_id, name, source))
+
+    if answers:
+        appended, extra = result_messages(answers, messages)
         await append_once(
-            cp, thread_id, appended, expected_version=len(messages), extra=extra or None
+            cp, thread_id, appended, expected_version=version, extra=extra or None
         )
 
-    closed = (
-        Closed(
-            one.call.call_id,
-            one.call.tool_name,
-            "recorded" if one.is_recorded else "interrupted",
-        )
-        for one in results
-    )
     return HealReport(thread_id, tuple(closed), tuple(left))
 
 
@@ -169,8 +180,7 @@ def result_text(
             continue
 
         if record.status == "issued":
-            reason = "its effect is issued and the outcome unknown; recover the thread"
-            return Left(call_id, record.call.tool_name, reason)
+            return Left(call_id, record.call.tool_name, IN_DOUBT)
 
         if record.status == "completed" and tool_name in ("", record.call.tool_name):
             found.append(_text_of(record))
@@ -181,72 +191,156 @@ def result_text(
     return found[-1] if found else None
 
 
-async def _results(
-    cp: Checkpointer[Any], thread_id: str, calls_thread: str | None, messages: list[Any]
-) -> tuple[list[Result], list[Left]]:
-    live = _live(messages)
-    open_calls = _open_calls(live)
-    results: list[Result] = []
-    left: list[Left] = []
+class _History:
+    """The calls and results of a thread's messages."""
 
-    if not open_calls:
-        return results, left
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages = messages
+        self.readings = [read_message(one) for one in messages]
+        # Those that were popped or cleared have no open call. Their calls count,
+        # because the results of these are still on record.
+        live = [(at, self.readings[at]) for at in _live(messages)]
+        self.open_calls: list[OpenCall] = open_calls(live)
+        self.turn = _last_turn(messages, self.readings)
 
-    if calls_thread is None:
-        threads = {thread_id, thread_id.removeprefix(_AGENTS) or thread_id}
-    else:
-        threads = {calls_thread}
+    def unknown(self) -> Iterator[Left]:
+        """Yield what is of an unknown form at the end of the thread."""
+        for at in range(self.turn, len(self.messages)):
+            for name in self.readings[at].unknown:
+                reason = "cpkit does not know this form of a tool call"
+                yield Left(f"message {at}", name, reason)
 
-    records = await _records(cp, threads)
-    waiting = await waiting_tools(cp, threads)
-    turn = _last_turn(messages)
-    # Results of calls that were popped or cleared are on record, so these calls count.
-    calls = [
-        one for at, message in enumerate(messages) for one in calls_in(at, message)
-    ]
-
-    for call in open_calls:
-        others = [one.tool_name for one in calls if one.call_id == call.call_id]
-        others.remove(call.tool_name)
+    def recorded(
+        self, one: OpenCall, records: Sequence[CallRecord]
+    ) -> tuple[str, bool] | Left | None:
+        """Return the result on record of an open call; see `result_text`."""
+        call = one.call
+        same = [it for it in self._calls() if it.call_id == call.call_id != ""]
+        others = [it.tool_name for it in same if it is not call]
         found = result_text(call.call_id, records, call.tool_name, others)
 
-        if isinstance(found, Left):
-            left.append(found)
-        elif found is None and call.tool_name in waiting:
-            left.append(Left(call.call_id, call.tool_name, waiting[call.tool_name]))
-        elif found is None and call.call_id in long_running(messages[call.position]):
-            reason = "it is long-running, and its answer comes later"
-            left.append(Left(call.call_id, call.tool_name, reason))
-        elif call.position < turn and call.form not in _ANYWHERE:
-            reason = "other messages follow it"
-            left.append(Left(call.call_id, call.tool_name, reason))
-        elif _is_one_of_several(call, open_calls, turn) and has_result(
-            call.call_id, call.tool_name, records
-        ):
-            left.append(Left(call.call_id, call.tool_name, AMBIGUOUS))
-        else:
-            text, is_error = found or (INTERRUPTED, True)
-            results.append(Result(call, text, is_error, is_recorded=found is not None))
+        if found is not None:
+            return found
 
-    return results, left
+        nameless = [it for it in records if _is_nameless(it, call)]
 
+        if any(it.status == "issued" for it in nameless):
+            return Left(call.call_id, call.tool_name, IN_DOUBT)
 
-def _is_one_of_several(call: OpenCall, open_calls: list[OpenCall], turn: int) -> bool:
-    """Return whether other open calls of this tool and id could get a result too."""
-    mine = call.call_id, call.tool_name
-    same = [
-        one
-        for one in open_calls
-        if (one.call_id, one.tool_name) == mine
-        and (one.position >= turn or one.form in _ANYWHERE)
-    ]
-    return len(same) > 1
+        done = [it for it in nameless if it.status == "completed"]
+
+        for it in done:
+            if is_of_arguments(it, call.args):
+                return _text_of(it)
+
+        if any(not self._is_of_an_answered_call(it) for it in done):
+            return Left(call.call_id, call.tool_name, UNCLEAR)
+
+        return None
+
+    def why_left(
+        self,
+        one: OpenCall,
+        found: tuple[str, bool] | None,
+        records: Sequence[CallRecord],
+        waiting: Mapping[str, str],
+    ) -> str | None:
+        """Return why an open call gets no result, or ``None``."""
+        call = one.call
+
+        if found is None and call.tool_name in waiting:
+            return waiting[call.tool_name]
+
+        if found is None and call.call_id in _long_running(self.messages[one.position]):
+            return "it is long-running, and its answer comes later"
+
+        if not self._may_follow(one):
+            return "other messages follow it"
+
+        for reading in self.readings[one.position :]:
+            if reading.unknown:
+                names = ", ".join(reading.unknown)
+                return f"cpkit does not know the form of a message: {names}"
+
+        if not can_answer(one):
+            return f"cpkit writes no result of {call.kind} ({one.wrapper or call.form})"
+
+        same = [
+            it
+            for it in self.open_calls
+            if (it.call.call_id, it.call.tool_name) == (call.call_id, call.tool_name)
+            and self._may_follow(it)
+        ]
+
+        if call.call_id and len(same) > 1:
+            if has_result(call.call_id, call.tool_name, records):
+                return AMBIGUOUS
+
+        return None
+
+    def _may_follow(self, one: OpenCall) -> bool:
+        """Return whether a result may be appended: items may stand anywhere."""
+        return one.position >= self.turn or one.call.form == "responses"
+
+    def _calls(self) -> Iterator[Call]:
+        return chain.from_iterable(it.calls for it in self.readings)
+
+    def _is_of_an_answered_call(self, record: CallRecord) -> bool:
+        args = asked_args(record)
+        still_open = [one.call for one in self.open_calls]
+        return any(
+            call.tool_name == record.call.tool_name and _covers(args, call.args)
+            for call in self._calls()
+            if not any(call is one for one in still_open)
+        )
 
 
 def has_result(call_id: str, tool_name: str, records: Iterable[CallRecord]) -> bool:
     """Return whether a result of a call of this tool and id is on record."""
     of_tool = [one for one in records if one.call.tool_name == tool_name]
     return result_text(call_id, of_tool) is not None
+
+
+def is_of_arguments(record: CallRecord, args: Any) -> bool:
+    """Return whether the effect has a call's arguments, and its key is made of them.
+
+    The key is made of all arguments, or of those that ``key_fields`` names. Then the
+    ledger would return this result if the call ran now. The effect may have more
+    arguments: the tool has filled in defaults.
+    """
+    effect = effect_of(record)
+
+    asked = asked_args(record)
+
+    if effect is None or not isinstance(asked, dict) or not _covers(asked, args):
+        return False
+
+    def key(kind: KeyKind, values: dict[str, JsonValue]) -> str:
+        return effect_key(effect.thread_id, effect.tool, kind, values)
+
+    counts = range(1, _MOST_KEY_FIELDS + 1)
+    fields = chain.from_iterable(combinations(asked, count) for count in counts)
+    return effect.key == key("arguments", asked) or any(
+        effect.key == key("fields", {name: asked[name] for name in names})
+        for names in fields
+    )
+
+
+def _covers(recorded: Any, args: Any) -> bool:
+    """Return whether recorded arguments are these, or these and defaults."""
+    are_objects = isinstance(recorded, dict) and isinstance(args, dict)
+    return are_objects and recorded | args == recorded
+
+
+def _is_nameless(record: CallRecord, call: Call) -> bool:
+    """Return whether this is an effect of the call's tool, and no id says of which."""
+    effect = effect_of(record)
+    return (
+        effect is not None
+        and effect.tool == call.tool_name
+        and (effect.tool_call_id is None or not call.call_id)
+        and not record.erased
+    )
 
 
 async def _records(cp: Checkpointer[Any], threads: Collection[str]) -> list[CallRecord]:
@@ -257,13 +351,13 @@ async def _records(cp: Checkpointer[Any], threads: Collection[str]) -> list[Call
     return [record for one in sorted(threads) for record in await cp.list_calls(one)]
 
 
-def _live(messages: list[Any]) -> dict[int, Any]:
-    """Return the messages by position, without those that were popped or cleared.
+def _live(messages: list[Any]) -> list[int]:
+    """Return the positions of the messages that were not popped or cleared.
 
     Only sessions of the OpenAI Agents SDK, and those of Codex after a compaction, have
     these.
     """
-    live: dict[int, Any] = {}
+    live: dict[int, None] = {}
 
     for position, message in enumerate(messages):
         match message:
@@ -272,52 +366,69 @@ def _live(messages: list[Any]) -> dict[int, Any]:
             case {"pop": int(popped)}:
                 live.pop(popped, None)
             case _:
-                live[position] = message
+                live[position] = None
 
-    return live
+    return list(live)
 
 
-def _open_calls(messages: dict[int, Any]) -> list[OpenCall]:
-    """Return the calls without a result, oldest first.
+def _long_running(message: Any) -> Collection[str]:
+    """Return the ids of an event's calls whose answers come later, as from a person."""
+    match message:
+        case {"event": {"long_running_tool_ids": list(ids)}}:
+            return ids
 
-    A model may repeat an id. Then a result belongs to the newest open call.
+    return ()
+
+
+def _response_id(message: Any) -> str | None:
+    """Return the id that entries of one response of Claude share.
+
+    The SDK writes each block of a response, so each of its parallel calls, as an entry.
+    The results of such calls may be among these entries.
     """
-    unanswered: list[OpenCall] = []
+    match message:
+        case {"entry": {"type": "assistant", "message": {"id": str(shared)}}} | {
+            "type": "assistant",
+            "message": {"id": str(shared)},
+        }:
+            return shared
 
-    for position, message in messages.items():
-        for call_id in answers_in(message):
-            for index in reversed(range(len(unanswered))):
-                if unanswered[index].call_id == call_id:
-                    del unanswered[index]
-                    break
-
-        unanswered += calls_in(position, message)
-
-    return unanswered
+    return None
 
 
-def _last_turn(messages: list[Any]) -> int:
+def _is_note(message: Any) -> bool:
+    """Return whether an entry of Claude's transcript is no part of the conversation."""
+    match message:
+        case {"entry": {"type": str(kind)}}:
+            return kind not in ("user", "assistant")
+
+    return False
+
+
+def _last_turn(messages: list[Any], readings: list[Reading]) -> int:
     """Return where the last turn begins: the calls whose results may be appended."""
     position = len(messages) - 1
 
-    while position > 0 and _is_between(messages[position]):
+    def is_between(at: int) -> bool:
+        return bool(readings[at].results) or _is_note(messages[at])
+
+    while position > 0 and is_between(position):
         position -= 1
 
-    response = response_id(messages[position])
+    if position < 0:
+        return 0
+
+    response = _response_id(messages[position])
 
     while position > 0 and response is not None:
-        before = messages[position - 1]
+        before = position - 1
 
-        if response_id(before) != response and not _is_between(before):
+        if _response_id(messages[before]) != response and not is_between(before):
             break
 
         position -= 1
 
     return position
-
-
-def _is_between(message: Any) -> bool:
-    return is_answer(message) or is_note(message)
 
 
 def _check(thread_id: str, messages: list[Any]) -> None:

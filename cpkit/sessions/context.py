@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpkit.sessions.entries import STATE, Entry, Message, milliseconds
-from cpkit.sessions.toolcalls import MissingResult, answered_call, calls_in
+from cpkit.sessions.toolcalls import MissingResult, missing_results
+from cpkit.toolcalls import read_message
 
 __all__ = ["CustomMessages", "Model", "SessionContext", "copied", "project"]
 
@@ -83,7 +84,7 @@ def project(
         thinking_level,
         state,
         None if compaction is None else copied(branch[compaction]),
-        _missing(shown),
+        missing_results(shown),
     )
 
 
@@ -197,7 +198,7 @@ def _with_results_moved(
             continue
 
         # Real results of the same message stay in front of the synthetic ones.
-        if answered_call(message) is None:
+        if not read_message(message).results:
             moved += waiting
             waiting = results.get(entry["id"], [])
 
@@ -209,23 +210,5 @@ def _with_results_moved(
 def _closed_entry(entry: Entry, message: Message) -> str | None:
     """Return the id of the entry whose call a synthetic result closes."""
     closes = entry.get("closes")
-    is_result = isinstance(closes, str) and answered_call(message) is not None
+    is_result = isinstance(closes, str) and read_message(message).results
     return closes if is_result else None
-
-
-def _missing(shown: list[tuple[Entry, Message]]) -> list[MissingResult]:
-    # Models use a call id again: a result answers the newest call with its id.
-    unanswered: dict[str, list[MissingResult]] = defaultdict(list)
-
-    for entry, message in shown:
-        for call in calls_in(entry["id"], message):
-            unanswered[call.call_id].append(call)
-
-        answered = answered_call(message)
-
-        if answered is not None and unanswered[answered]:
-            unanswered[answered].pop()
-
-    order = {entry["id"]: index for index, (entry, _) in enumerate(shown)}
-    missing = [call for calls in unanswered.values() for call in calls]
-    return sorted(missing, key=lambda call: order[call.entry_id])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -162,20 +161,17 @@ class SessionEditor(SessionView, ABC):
 
         A call is left if its tool has an approval request in the session's thread that
         is undecided, or approved and not used: the next run gives the result. It stays
-        in the context's ``missing_results``.
+        in the context's ``missing_results``, and so does a call whose form of a result
+        cpkit does not write.
         """
         waiting = await self._waiting_tools()
 
         def drafts() -> list[Entry]:
-            timestamp = time.time_ns() // 1_000_000
             return [
-                draft(
-                    "message",
-                    message=synthetic_result(missing, text, timestamp),
-                    closes=missing.entry_id,
-                )
+                draft("message", message=message, closes=missing.entry_id)
                 for missing in self.context().missing_results
                 if missing.tool_name not in waiting
+                and (message := synthetic_result(missing, text)) is not None
             ]
 
         return await self._write(drafts)

@@ -105,7 +105,7 @@ def read_jsonl(
 
         if on_corrupt == "raise" or not lines:
             raise CorruptThread(
-                lines[0]["id"] if lines else "?", f"{name}, line {number}", reason
+                lines[0]["id"] if lines else "", f"{name}, line {number}", reason
             )
 
         skipped.append(SkippedLine(number, reason))
@@ -114,7 +114,7 @@ def read_jsonl(
             lines.append(_missing(number, reason))
 
     if not lines:
-        raise CorruptThread("?", name, "no session header")
+        raise CorruptThread("", name, "no session header")
 
     if on_corrupt == "replace":
         _link_missing(lines)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractAsyncContextManager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ _POSTS: dict[str, View] = {
 
 
 def app(
-    cp: Checkpointer[Any],
+    cp: Checkpointer[Any] | AbstractAsyncContextManager[Checkpointer[Any]],
     *,
     authorize: Authorize,
     read_only: bool = False,
@@ -88,7 +89,8 @@ def app(
     Open the store with ``message_type=Any``, so that the page shows every message. The
     caller closes the store.
     """
-    site = Site.over(cp, title, url, read_only, stopping or asyncio.Event())
+    opened: Any = cp  # it is entered before the first request
+    site = Site.over(opened, title, url, read_only, stopping or asyncio.Event())
     templates = _environment()
     routes: list[BaseRoute] = [
         Route("/", _to_threads),

@@ -1,18 +1,19 @@
 """A stored message as blocks that a page can show.
 
-Knows the forms of `cpkit.messages`, the session format, OpenAI's chat and responses
-APIs, Anthropic's API and pydantic-ai. Anything else is shown as JSON.
+Knows the text of `cpkit.messages`, the session format, OpenAI's chat and responses
+APIs, Anthropic's API and pydantic-ai, and every tool call that `cpkit.toolcalls` reads.
+Anything else is shown as JSON.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
 from cpkit.sessions.pictures.describe import describe
+from cpkit.toolcalls import Call, Result, read_message, read_part, unwrap
 from cpkit.ui.usage import Usage, usage_of
 from cpkit.ui.visible import pretty
 
@@ -68,17 +69,17 @@ def rows_of(messages: list[Any], start: int) -> list[Row]:
     message that has nothing else has no row.
     """
     rows = [_row(message, at) for at, message in enumerate(messages, start)]
-    calls: dict[str, tuple[int, int]] = {}
+    calls: dict[object, tuple[int, int]] = {}
 
     for at, row in enumerate(rows):
         for index, block in enumerate(row.blocks):
-            if block.kind == "call" and block.call_id:
-                calls[block.call_id] = (at, index)
+            if block.kind == "call":
+                calls[block.call_id or (at, index)] = (at, index)
 
         kept: list[Block] = []
 
         for block in row.blocks:
-            place = calls.pop(block.call_id, None) if block.kind == "result" else None
+            place = _answered(rows, calls, block) if block.kind == "result" else None
 
             if place is None:
                 kept.append(block)
@@ -95,6 +96,22 @@ def rows_of(messages: list[Any], start: int) -> list[Row]:
     return [row for row in rows if row.blocks or row.has_more]
 
 
+def _answered(
+    rows: list[Row], calls: dict[object, tuple[int, int]], result: Block
+) -> tuple[int, int] | None:
+    """Take out the call of a result: by its id, or else the next of the newest row."""
+    if result.call_id:
+        return calls.pop(result.call_id, None)
+
+    newest = max(calls.values(), default=(0, 0))[0]
+
+    for key, (at, index) in calls.items():
+        if at == newest and result.name in ("", rows[at].blocks[index].name):
+            return calls.pop(key)
+
+    return None
+
+
 def _row(message: Any, position: int) -> Row:
     if not isinstance(message, dict):
         return Row(position, "", [Block("json", pretty(message))])
@@ -102,9 +119,10 @@ def _row(message: Any, position: int) -> Row:
     if is_entry(message):
         return _entry_row(message, position)
 
+    _, message = unwrap(message)
     role = message.get("role") or message.get("kind") or message.get("type")
     found = _blocks(message)
-    blocks = list(islice(found, _MOST)) or [Block("json", pretty(message))]
+    blocks = list(islice(found, _MOST)) or [_empty(message)]
     has_more = next(found, None) is not None
 
     if role in ("system", "developer"):
@@ -162,15 +180,15 @@ def _entry_row(entry: dict[str, Any], position: int) -> Row:
 
 
 def _blocks(message: dict[str, Any]) -> Iterator[Block]:
-    call_id = message.get("toolCallId") or message.get("tool_call_id")
-
-    if isinstance(call_id, str) and message.get("role") in ("tool", "toolResult"):
-        name = message.get("toolName") or message.get("tool_name") or ""
-        yield _result(message.get("content"), call_id, name, message)
-        return
-
+    reading = read_message(message)
     # A message of pydantic-ai has parts, and an item of the responses API is a part.
     content = message.get("content", message.get("parts"))
+    parts = content if isinstance(content, list) else [message]
+    in_parts = [one for one in map(read_part, parts) if isinstance(one, Call | Result)]
+
+    if reading.results and not in_parts:
+        yield from map(_result, reading.results)
+        return
 
     if isinstance(content, str):
         if content:
@@ -185,13 +203,14 @@ def _blocks(message: dict[str, Any]) -> Iterator[Block]:
         if isinstance(message.get(field_name), str):
             yield Block("reasoning", message[field_name])
 
-    tool_calls = message.get("tool_calls")
+    shown = {one.call_id for one in in_parts if one.call_id}
 
-    for call in tool_calls if isinstance(tool_calls, list) else []:
-        function = call.get("function") if isinstance(call, dict) else None
+    for call in reading.calls:
+        if call.call_id not in shown if call.call_id else call not in in_parts:
+            yield _call(call)
 
-        if isinstance(function, dict):
-            yield _call(call.get("id"), function.get("name"), function.get("arguments"))
+    for name in reading.unknown:
+        yield Block("note", f"a tool call or result in an unknown form: {name}")
 
     if isinstance(message.get("errorMessage"), str):
         yield Block("note", message["errorMessage"], is_error=True)
@@ -205,6 +224,14 @@ def _part(part: Any) -> Iterator[Block]:
     if not isinstance(part, dict):
         yield Block("json", pretty(part))
         return
+
+    match read_part(part):
+        case Call() as call:
+            yield _call(call)
+            return
+        case Result() as result:
+            yield _result(result)
+            return
 
     kind = part.get("type") or part.get("part_kind")
 
@@ -221,36 +248,22 @@ def _part(part: Any) -> Iterator[Block]:
         case "reasoning" | "thinking":
             text = part.get("text") or part.get("thinking") or part.get("content")
             yield Block("reasoning", _text(text or part.get("summary")))
-        case "toolCall" | "tool_call" | "tool_use" | "tool-call" | "function_call":
-            call_id = part.get("call_id") or part.get("tool_call_id") or part.get("id")
-            given = (part[key] for key in ("args", "arguments", "input") if key in part)
-            name = part.get("name") or part.get("tool_name")
-            yield _call(call_id, name, next(given, {}))
-        case "tool_result" | "tool-return" | "function_call_output":
-            call_id = (
-                part.get("call_id")
-                or part.get("tool_call_id")
-                or part.get("tool_use_id")
-            )
-            content = part.get("content", part.get("output"))
-            yield _result(content, _text(call_id), part.get("tool_name"), part)
         case "image" | "image_url" | "input_image":
             yield _image(part)
         case _:
             yield Block("json", pretty(part))
 
 
-def _call(call_id: Any, name: Any, args: Any) -> Block:
-    if isinstance(args, str):
-        try:
-            args = json.loads(args)
-        except (ValueError, RecursionError):
-            return Block("call", args, _text(name), _text(call_id))
+def _call(call: Call) -> Block:
+    if isinstance(call.args, str):
+        return Block("call", call.args, call.tool_name, call.call_id)
 
-    return Block("call", pretty(args), _text(name), _text(call_id), args=args)
+    args = call.args or {}
+    return Block("call", pretty(args), call.tool_name, call.call_id, args=args)
 
 
-def _result(content: Any, call_id: str, name: Any, message: dict[str, Any]) -> Block:
+def _result(result: Result) -> Block:
+    content = result.content
     parts = content if isinstance(content, list) else [content]
     texts = [
         part["text"]
@@ -259,14 +272,18 @@ def _result(content: Any, call_id: str, name: Any, message: dict[str, Any]) -> B
         for part in parts
     ]
     text = "\n".join(texts)
-    is_error = bool(
-        message.get("isError")
-        or message.get("is_error")
-        or message.get("status") == "error"
-        # Chat formats have no field for this; tools say it so.
-        or text[:40].lstrip().casefold().startswith(("error:", '{"error":'))
-    )
-    return Block("result", text, _text(name), call_id, is_error)
+    # Chat formats have no field for an error; tools say it so.
+    begin = text[:40].lstrip().casefold()
+    is_error = result.is_error or begin.startswith(("error:", '{"error":'))
+    return Block("result", text, result.tool_name, result.call_id, is_error)
+
+
+def _empty(message: dict[str, Any]) -> Block:
+    """Return what stands for a message without a block."""
+    if message.get("role") is not None and not message.get("content", message):
+        return Block("note", "no text")
+
+    return Block("json", pretty(message))
 
 
 def _image(part: dict[str, Any]) -> Block:

@@ -29,7 +29,7 @@ async def store(site: Site, request: Request) -> Page:
     threads = messages = 0
 
     if isinstance(cp, ListsThreads):
-        async for page in thread_pages(cp, limit=_COUNTED):
+        async for page in thread_pages(cp, limit=_COUNTED, internal=False):
             threads += len(page)
             messages += sum(info.version for info in page)
 

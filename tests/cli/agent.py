@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
-from cpkit import JsonValue, open_checkpointer
+from cpkit import open_checkpointer
 from cpkit.effects import Effect, EffectDenied, EffectLedger
 
 
@@ -27,7 +28,7 @@ async def main(url: str, thread_id: str, amount: int) -> None:
             say(f"denied: {exc.reason}")
 
 
-def wire(effect: Effect) -> JsonValue:
+def wire(effect: Effect) -> Any:
     return effect.args["amount"]
 
 

@@ -118,7 +118,7 @@ def in_store(url: str, work: Callable[[Store], Awaitable[T]]) -> T:
 
     async def opened() -> T:
         async with open_checkpointer(url, message_type=Any) as cp:
-            return await work(cp)  # type: ignore[arg-type]  # these stores have every ability
+            return await work(cp)
 
     return asyncio.run(opened())
 

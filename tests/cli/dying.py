@@ -70,7 +70,7 @@ async def main(src: str, dst: str, writes: int) -> None:
         open_checkpointer(dst, message_type=Any) as destination,
     ):
         dying: Any = Dying(destination, writes, killed)
-        await copy_store(source, dying)  # type: ignore[arg-type]  # it moves threads
+        await copy_store(source, dying)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cpkit import ToolCall
 from cpkit.cli.help import GROUPS
 from cpkit.cli.output import one_line, print_table, printable
 from cpkit.cli.stores import Store
@@ -235,6 +236,27 @@ def test_a_table_fits_a_narrow_terminal(sqlite_url: str) -> None:
         ]
         assert max(widths) <= columns, said
         assert "…" not in said
+
+
+@pytest.mark.parametrize("columns", [80, 60, 30])
+def test_pending_keeps_ids_and_keys_whole(sqlite_url: str, columns: int) -> None:
+    """A person copies them. The other cells wrap, or each field has its own line."""
+    thread, key = "customer-4711-of-2026", "invoice:2026-11:4711"
+    args = {"to": "ann", "words": "a reason that is long enough to be wrapped"}
+
+    async def make(cp: Store) -> None:
+        await cp.record_issued(thread, ToolCall("c", "wire", args, key))
+
+    in_store(sqlite_url, make)
+    said = on_terminal("pending", sqlite_url, columns=columns).replace("\r", "")
+    assert thread in said
+    assert key in said
+    assert "ann" in said
+
+    if columns == 80:
+        _, _, said = said.rpartition("\x1b[2K")  # behind the progress bar
+        said = said.replace("\x1b[1m", "").replace("\x1b[0m", "")
+        assert max(map(len, said.splitlines())) <= columns
 
 
 def test_a_table_keeps_its_columns_apart() -> None:

@@ -25,7 +25,7 @@ HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
 HI: dict[str, Any] = {
     "role": "assistant",
     "content": None,
-    "tool_calls": [{"id": "1", "n": [1.0]}],
+    "tool_calls": [{"id": "1", "name": "count", "args": {"n": [1.0]}}],
 }
 BYE: dict[str, Any] = {"role": "tool", "tool_call_id": "1", "content": "b\0ye"}
 
@@ -135,6 +135,20 @@ async def test_each_reason_is_counted(tmp_path: Path) -> None:
         "neither messages nor a message with a role": 1,
         "a last line that was not finished": 1,
     }
+
+
+async def test_an_unknown_form_of_a_tool_call_is_named(tmp_path: Path) -> None:
+    """It is stored as it is; no other program of cpkit will read it."""
+    call = {"role": "assistant", "content": [{"toolUse": {"name": "pay"}}]}
+    path = written(tmp_path / "talk.jsonl", HELLO, HI, call)
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(path), cp)
+        assert report.ok
+        assert lefts(report) == {
+            "a tool call in an unknown form (toolUse) is stored unchanged": 1
+        }
+        assert await messages(cp, "talk") == [HELLO, HI, call]
 
 
 async def test_text_comes_as_it_was_written(url: str, tmp_path: Path) -> None:

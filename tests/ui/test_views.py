@@ -231,6 +231,18 @@ async def test_the_store_view_shows_path_and_size(
             assert f"<dt>Path</dt><dd><bdi>{tmp_path}/agent.db</bdi>" in page
 
 
+async def test_the_store_view_counts_what_doctor_counts(
+    cp: Any, client: Client
+) -> None:
+    """Threads of cpkit itself are not counted."""
+    await cp.append("talk", [{"role": "user", "content": "hello"}])
+    await cp.append("cpkit:own", [{}, {}])
+
+    async with client(cp) as http:
+        data = (await http.get("/store.json")).json()
+        assert (data["threads"], data["messages"]) == (1, 1)
+
+
 async def test_a_lease_is_shown_with_its_holder(cp: Any, client: Client) -> None:
     """The page of what waits names the process that runs a thread."""
     async with thread_lease(cp, "busy", holder="worker-7"), client(cp) as http:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, combinations
 from typing import Any
 
 from langchain_core.messages import (
@@ -17,20 +16,20 @@ from langchain_core.messages import (
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
-from cpkit.effects.effect import KeyKind, effect_key
-from cpkit.effects.records import effect_of
 from cpkit.effects.requests import waiting_tools
 from cpkit.heal import Closed, HealReport, Left, result_text
-from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result
+from cpkit.heal.closing import (
+    AMBIGUOUS,
+    INTERRUPTED,
+    has_result,
+    is_of_arguments,
+)
 from cpkit.integrations.langgraph.composing import Fence
 from cpkit.integrations.langgraph.names import FENCE
 from cpkit.protocol import Checkpointer, KeepsReceipts
-from cpkit.records import CallRecord, JsonValue
+from cpkit.records import CallRecord
 
 __all__ = ["heal"]
-
-# Few tools name an effect by more of its arguments.
-_MOST_KEY_FIELDS = 3
 
 
 async def heal(
@@ -143,7 +142,7 @@ def _recorded(
     found = result_text(call_id, records, name, others)
 
     if isinstance(found, tuple):
-        own = [one for one in records if _is_of_arguments(one, call)]
+        own = [one for one in records if is_of_arguments(one, call["args"])]
         found = result_text(call_id, own, name)
 
     if isinstance(found, Left):
@@ -163,34 +162,6 @@ def _recorded(
         return Left(call_id, name, AMBIGUOUS)
 
     return found
-
-
-def _is_of_arguments(record: CallRecord, call: Any) -> bool:
-    """Return whether the effect has the call's arguments, and its key is made of them.
-
-    The key is made of all arguments, or of those that ``key_fields`` names. Then the
-    ledger would return this result if the call ran now. The effect may have more
-    arguments: the tool has filled in defaults.
-    """
-    effect = effect_of(record)
-
-    if effect is None:
-        return False
-
-    args = dict(effect.args)
-
-    if args | call["args"] != args:
-        return False
-
-    def key(kind: KeyKind, values: dict[str, JsonValue]) -> str:
-        return effect_key(effect.thread_id, effect.tool, kind, values)
-
-    counts = range(1, _MOST_KEY_FIELDS + 1)
-    fields = chain.from_iterable(combinations(args, count) for count in counts)
-    return effect.key == key("arguments", args) or any(
-        effect.key == key("fields", {name: args[name] for name in names})
-        for names in fields
-    )
 
 
 def _open_calls(messages: list[AnyMessage]) -> list[tuple[int, list[ToolCall]]]:

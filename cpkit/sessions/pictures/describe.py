@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from cpkit.sessions.entries import LEAF, STATE, Entry, Message
-from cpkit.sessions.toolcalls import answered_call, calls_in
+from cpkit.toolcalls import read_message
 
 __all__ = ["Kind", "describe", "kind_of", "shortened"]
 
@@ -37,7 +37,7 @@ def kind_of(entry: Entry) -> Kind:
     if kind != "message":
         return "setting"
 
-    if answered_call(entry["message"]) is not None:
+    if read_message(entry["message"]).results:
         return "tool"
 
     role = entry["message"].get("role")
@@ -76,13 +76,12 @@ def _words(entry: Entry) -> str:
 
 def _message_words(message: Message) -> str:
     text = _text(message.get("content"))
+    reading = read_message(message)
 
-    if answered_call(message) is not None:
-        return (
-            f"{message.get('toolName') or message.get('tool_name') or 'tool'}: {text}"
-        )
+    for result in reading.results:
+        return f"{result.tool_name or 'tool'}: {text or _text(result.content)}"
 
-    tools = ", ".join(call.tool_name for call in calls_in("", message))
+    tools = ", ".join([*(call.tool_name for call in reading.calls), *reading.unknown])
     return f"{message.get('role')}: {text}{' → ' if tools else ''}{tools}"
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from cpkit.driver.ids import check_id
 from cpkit.errors import CheckpointerError
 from cpkit.fitting import placeholder
+from cpkit.toolcalls import read_message
 from cpkit.tools.importing.source import Found, Left, Thread, parsed
 
 __all__ = ["read_transcripts"]
@@ -168,6 +169,13 @@ def _thread(
         yield Thread(name, check_id("thread id", thread_id), messages)
     except CheckpointerError as exc:
         yield Left(name, str(exc), is_thread=True)
+        return
+
+    unknown = {form for one in messages for form in read_message(one).unknown}
+
+    for form in sorted(unknown):
+        reason = f"a tool call in an unknown form ({form}) is stored unchanged"
+        yield Left(name, reason)
 
 
 def _is_message(value: object) -> bool:
