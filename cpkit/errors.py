@@ -245,9 +245,16 @@ class VersionConflict(CheckpointerError):
                 "calls on record"
             )
 
+        if self.actual == 0:
+            reason = "it was deleted, or never written"
+        elif self.actual < self.expected:
+            reason = "it was deleted and written again, or the number is wrong"
+        else:
+            reason = "another writer appended"
+
         return (
             f"thread {self.thread_id!r} is at version {self.actual}, "
-            f"not {self.expected}: another writer appended; load it again"
+            f"not {self.expected}: {reason}; load it again"
         )
 
 
@@ -308,8 +315,8 @@ class CorruptThread(CheckpointerError):
     """A stored row is not what was written. Nothing was repaired or overwritten.
 
     ``where`` names the row, or the file and line. ``thread_id`` is empty if the damage
-    is in a file of many threads, such as an export. If single calls are damaged,
-    ``calls`` has the other calls of the same read.
+    is in a file of many threads, such as a database or an export. If single calls are
+    damaged, ``calls`` has the other calls of the same read.
     """
 
     def __init__(
@@ -326,8 +333,10 @@ class CorruptThread(CheckpointerError):
         self.calls = calls
 
     def __str__(self) -> str:
-        thread = f"thread {self.thread_id!r}" if self.thread_id else "a thread"
-        return f"{thread} is corrupt at {self.where}: {self.reason}"
+        if not self.thread_id:
+            return f"{self.where} is corrupt: {self.reason}"
+
+        return f"thread {self.thread_id!r} is corrupt at {self.where}: {self.reason}"
 
 
 class SchemaMismatch(CheckpointerError):

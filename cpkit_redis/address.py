@@ -123,6 +123,12 @@ def _pool_of_url(url: str) -> ConnectionPool:
         for name in query.keys() - URL_OPTIONS:
             raise InvalidURL(f"{shown}: {name!r} is not one of: {sorted(URL_OPTIONS)}")
 
+        if not _has_valid_port(parts.netloc):
+            raise InvalidURL(
+                f"{shown}: the port is a number from 1 to 65535; in a password '/' is "
+                "%2F, '#' is %23 and '?' is %3F"
+            )
+
         pool = ConnectionPool.from_url(url)
         # This connects nothing; it checks the settings.
         pool.connection_class(**pool.connection_kwargs)
@@ -139,3 +145,13 @@ def _pool_of_url(url: str) -> ConnectionPool:
         raise InvalidURL(f"{shown}: the path is the number of a database, or empty")
 
     return pool
+
+
+def _has_valid_port(netloc: str) -> bool:
+    host = netloc.rpartition("@")[2]
+    _, colon, port = host.rpartition(":")
+
+    if not colon or host.endswith("]"):  # the address may be IPv6
+        return True
+
+    return port.isdecimal() and 0 < int(port[:6]) < 65536

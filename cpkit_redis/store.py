@@ -343,7 +343,7 @@ class RedisStore:
         if has_written:  # Redis does not roll it back
             raise StoreFailure("unknown", reason)
 
-        raise refusal(reason, batch[number].thread_id if batch else "?")
+        raise refusal(reason, batch[number].thread_id if batch else "")
 
     async def _read(self, thread_id: str, *queries: tuple[bytes, ...]) -> list[Any]:
         """Return a thread's times, and the answers to queries, of one moment.

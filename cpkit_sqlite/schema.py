@@ -96,7 +96,7 @@ class File:
         if not _fits(log, self.path):
             cure = f"delete {log} and {self.path}-shm, and restore the file again"
             reason = f"its -wal file belongs to another state, before a restore: {cure}"
-            raise CorruptThread("?", self.path, reason)
+            raise CorruptThread("", self.path, reason)
 
         if not (os.path.exists(f"{self.path}-shm") or self._may_create()):
             reason = "SQLite cannot read the -wal file where it cannot create a file"

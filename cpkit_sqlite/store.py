@@ -147,7 +147,7 @@ class SQLiteStore:
             if self._file.path != IN_MEMORY:
                 self._writer = await self._connect(self._configure)
         except ERRORS as exc:
-            problem = failure(exc, self.name, "?")
+            problem = failure(exc, self.name, "")
 
             if isinstance(problem, CorruptThread):
                 raise SchemaMismatch(self.name, str(exc), SCHEMA_VERSION) from exc
@@ -275,7 +275,7 @@ class SQLiteStore:
         return await self._read(thread_id, _snapshot, thread_id, start, stop, decode)
 
     async def holder(self, key: str) -> StoredCall | None:
-        return await self._read("?", _call, queries.ATTEMPTS, key, 1)
+        return await self._read("", _call, queries.ATTEMPTS, key, 1)
 
     async def _read(self, thread_id: str, query: Callable[..., T], *args: Any) -> T:
         try:
@@ -303,13 +303,13 @@ class SQLiteStore:
     async def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool
     ) -> list[ThreadInfo]:
-        return await self._read("?", _threads, prefix, after, limit, erased)
+        return await self._read("", _threads, prefix, after, limit, erased)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         return await self._read(thread_id, _dump, thread_id)
 
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
-        return await self._read("?", _markers, thread_ids)
+        return await self._read("", _markers, thread_ids)
 
     async def listen(self, heard: Heard) -> None:
         # Another process cannot write a file that is private or may only be read.
@@ -317,7 +317,7 @@ class SQLiteStore:
             try:
                 await listen_in_thread(partial(_follow, self._file.uri), heard)
             except ERRORS as exc:
-                raise failure(exc, self.name, "?") from exc
+                raise failure(exc, self.name, "") from exc
 
 
 class SQLiteCheckpointer(FullHandle[MessageT]):

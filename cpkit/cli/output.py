@@ -113,21 +113,36 @@ def print_json(document: Any, *, on_one_line: bool = False) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = ""
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: str = "",
+    whole: str = "",
 ) -> None:
     """Print a table that fits the terminal; ``right`` names right-aligned columns.
 
     Nothing is truncated: a cell that is too wide continues on the next line. The widest
-    columns are narrowed first. Not with rich's table, which takes a minute for 100,000
-    rows.
+    columns are narrowed first. Cells of the columns that ``whole`` names stay on one
+    line, so that a person can copy them. If they leave too little room, each field of a
+    row has its own line. Not with rich's table, which takes a minute for 100,000 rows.
     """
     console = stdout()
     cells = [[printable(str(value)) for value in row] for row in rows]
-    widths = _fitted(
-        [max(map(_width, column)) for column in zip(columns, *cells, strict=True)],
-        max(console.width, _LEAST_WIDTH * len(columns))
-        - len(_GAP) * (len(columns) - 1),
-    )
+    widths = [max(map(_width, column)) for column in zip(columns, *cells, strict=True)]
+    others = [at for at, name in enumerate(columns) if name not in whole.split()]
+    room = max(console.width, _LEAST_WIDTH * len(columns))
+    room -= len(_GAP) * (len(columns) - 1)
+    room -= sum(widths) - sum(widths[at] for at in others)
+
+    if whole and room < _LEAST_WIDTH * len(others):
+        _print_fields(columns, cells)
+        return
+
+    narrowed = _fitted([widths[at] for at in others], room)
+
+    for at, width in zip(others, narrowed, strict=True):
+        widths[at] = width
+
     sides = [name in right.split() for name in columns]
     bold, plain = ("\x1b[1m", "\x1b[0m") if console.color_system else ("", "")
     rule = "-" if console.options.ascii_only else "─"
@@ -140,6 +155,19 @@ def print_table(
     for row in cells:
         for line in _lines(row, widths, sides, console):
             write(f"{line}\n", flush=False)
+
+    write("")
+
+
+def _print_fields(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print each field on its own line, and an empty line between two rows."""
+    width = max(map(_width, columns))
+
+    for number, row in enumerate(rows):
+        write("\n" if number else "", flush=False)
+
+        for name, cell in zip(columns, row, strict=True):
+            write(f"{name:<{width}}{_GAP}{cell}".rstrip() + "\n", flush=False)
 
     write("")
 

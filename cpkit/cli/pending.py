@@ -102,6 +102,7 @@ def _print(found: list[Waiting]) -> None:
             )
             for one in found
         ],
+        whole="thread key",
     )
 
 

@@ -179,7 +179,7 @@ async def open_store(
             if not supports(cp, ability):
                 raise BadUse(f"{display_url(url)} cannot {_ABILITIES[ability]}")
 
-        yield cp  # type: ignore[misc]  # it has the abilities that were asked for
+        yield cp
 
 
 def supports(cp: object, *abilities: type) -> bool:

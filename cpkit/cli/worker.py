@@ -85,7 +85,9 @@ def worker(
             raise BadUse(str(exc)) from exc
 
     agent = load(target)
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    # Other libraries say at INFO what they do; watchfiles names each change of a file.
+    logging.basicConfig(format="%(name)s: %(message)s")
+    logging.getLogger("cpkit").setLevel(logging.INFO)
 
     async def work() -> None:
         async with open_store(url) as cp:

@@ -37,6 +37,7 @@ def test_a_killed_run_is_found_by_one_call(tmp_path: Path, kind: str) -> None:
     assert (ended.code, ended.json["ran"], ended.json["failed"]) == (0, 1, 0)
     assert in_store(url, lambda cp: cp.read("t")) == [{"text": "ran"}]
     assert once().json["ran"] == 0
+    assert "watchfiles" not in ended.err
 
 
 def test_recover_says_once_for_whom_it_waits(tmp_path: Path) -> None:

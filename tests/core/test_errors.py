@@ -40,6 +40,9 @@ EXAMPLES: list[tuple[CheckpointerError, list[str]]] = [
     (SerializationError([7], "not a message", "t"), ["[7]", "'t'", "not a message"]),
     (PayloadTooLarge(["k"], 11, 10), ["['k']", "11 bytes", "raise max_payload"]),
     (VersionConflict("t", 3, 4), ["'t'", "version 4", "not 3", "load it again"]),
+    (VersionConflict("t", 3, 4), ["another writer appended"]),
+    (VersionConflict("t", 3, 0), ["version 0", "deleted, or never written"]),
+    (VersionConflict("t", 3, 2), ["version 2", "the number is wrong"]),
     (
         PayloadTooLarge(["messages"], 11, 10, "max_append"),
         ["['messages']", "11 bytes", "smaller parts", "raise max_append"],
@@ -48,6 +51,7 @@ EXAMPLES: list[tuple[CheckpointerError, list[str]]] = [
     (CallMismatch("t", "c", ["tool", "args"]), ["'c'", "'t'", "tool and args"]),
     (UnknownCall("t", "c"), ["'c'", "'t'", "record_issued comes first"]),
     (CorruptThread("t", "message 3", "cut short"), ["'t'", "message 3", "cut short"]),
+    (CorruptThread("", "s://x", "malformed"), ["s://x is corrupt: malformed"]),
     (SchemaMismatch("s://x", 9, 1), ["s://x", "version 9", "1", "upgrade cpkit"]),
     (SchemaMismatch("s://x", "junk", 1), ["s://x", "junk", "another place"]),
     (BackendUnavailable("s://x", "gone"), ["s://x", "gone", "nothing was written"]),

@@ -197,7 +197,7 @@ async def test_a_single_server_is_refused(
         ("redis+cluster://a:1,,b:2", "one or more nodes"),
         ("redis+cluster://a:1/3", "one database"),
         ("redis+cluster://a:1?db=3", "one database"),
-        ("redis+cluster://a:1,b:99999", "redis-py"),
+        ("redis+cluster://a:1,b:99999", "the port is a number"),
         ("redis+cluster://a:1?prefix={a}", "prefix"),
     ],
 )

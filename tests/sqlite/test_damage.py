@@ -232,7 +232,8 @@ async def test_an_id_that_is_not_utf_8_is_corruption(
             "UPDATE cpkit_threads SET thread_id = CAST(x'7580ff' AS TEXT) "
             "WHERE thread_id = 'u'"
         )
-        await error_of(cp.list_threads())
+        error = await error_of(cp.list_threads())
+        assert str(error).startswith(f"{cp.store.name} is corrupt: ")
         assert await cp.read("t") == [{}]
         assert await cp.append("t", [{}]) == 2
 
