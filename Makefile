@@ -29,8 +29,10 @@ lint: $(VENV)/dev ## Check formatting, style, types and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python tests/core/plain_words.py
+	$(BIN)/python -m tests.docs.typed_blocks build/blocks
 	$(BIN)/mypy
-	$(BIN)/mypy examples/agent.py examples/approvals.py examples/demo examples/payments.py examples/custom_backend/cpkit_lmdb
+	$(BIN)/mypy examples/agent.py examples/approvals.py examples/demo examples/payments.py examples/custom_backend/cpkit_lmdb build/blocks
+	$(BIN)/basedpyright --project build/blocks --pythonpath $(BIN)/python
 
 docs: $(VENV)/dev ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cpkit.records import (
     CallRecord,
@@ -50,6 +50,8 @@ from cpkit.records import (
 __all__ = [
     "Checkpointer",
     "ErasesThreads",
+    "FullCheckpointer",
+    "JsonCheckpointer",
     "KeepsReceipts",
     "ListsThreads",
     "MovesThreads",
@@ -118,7 +120,7 @@ class Checkpointer(Protocol[MessageT]):
         self,
         thread_id: str,
         call_id: str,
-        result: JsonValue,
+        result: Any,
         *,
         success: bool = True,
     ) -> CallRecord:
@@ -265,4 +267,39 @@ class StatesDurability(Protocol):
     @property
     def durability(self) -> Durability:
         """The promise of this handle, with the server's settings taken into account."""
+        ...
+
+
+@runtime_checkable
+class FullCheckpointer(
+    Checkpointer[MessageT],
+    ReadsRanges[MessageT],
+    ListsThreads,
+    KeepsReceipts,
+    ErasesThreads,
+    MovesThreads,
+    WatchesThreads,
+    StatesDurability,
+    Protocol[MessageT],
+):
+    """The six methods and every optional protocol.
+
+    All stores of cpkit have them, so this is the type that ``open_checkpointer``
+    returns. A store of another package may lack some: ask with ``isinstance``.
+    """
+
+
+@runtime_checkable
+class JsonCheckpointer(FullCheckpointer[dict[str, Any]], Protocol):
+    """A checkpointer of JSON objects: any mapping goes in, dicts come back."""
+
+    async def append(
+        self,
+        thread_id: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
+    ) -> int:
+        """Add the messages at the end, as `Checkpointer.append` does."""
         ...

@@ -1,4 +1,8 @@
-"""What a checkpointer takes and gives back, as frozen dataclasses."""
+"""What a checkpointer takes and gives back, as frozen dataclasses.
+
+JSON is typed for reading: ``Any``, as of ``json.loads``. ``JsonValue`` is what a method
+takes as JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import JsonValue
 
@@ -39,7 +43,7 @@ class ToolCall:
 
     call_id: str
     tool_name: str
-    args: Mapping[str, JsonValue]
+    args: Mapping[str, Any]
     idempotency_key: str
 
 
@@ -60,7 +64,7 @@ class CallRecord:
     status: CallStatus
     attempt: int
     issued_at: datetime
-    result: JsonValue
+    result: Any
     resolved_at: datetime | None
     erased: bool = False
 
@@ -75,7 +79,7 @@ class CheckpointData(Generic[MessageT]):
     """
 
     messages: list[MessageT]
-    extra: dict[str, JsonValue]
+    extra: dict[str, Any]
     pending: list[CallRecord]
     version: int
     first: int = 0
@@ -105,8 +109,8 @@ class ThreadDump:
     """
 
     thread_id: str
-    messages: Sequence[JsonValue]
-    extra: Mapping[str, JsonValue]
+    messages: Sequence[Any]
+    extra: Mapping[str, Any]
     calls: Sequence[CallRecord]
     created_at: datetime | None
     updated_at: datetime | None

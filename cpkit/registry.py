@@ -26,8 +26,7 @@ from pydantic import ValidationError
 from cpkit.driver.abilities import handle_over
 from cpkit.driver.store import DriverOptions, Findings, StoreDriver, StoreInfo
 from cpkit.errors import InvalidURL
-from cpkit.protocol import Checkpointer
-from cpkit.records import JsonValue
+from cpkit.protocol import Checkpointer, FullCheckpointer, JsonCheckpointer
 
 __all__ = [
     "DEFAULT_URL",
@@ -82,19 +81,22 @@ class _Parsed(NamedTuple):
 @overload
 def open_checkpointer(
     url: str | None = None, *, message_type: type[MessageT], **options: Any
-) -> AbstractAsyncContextManager[Checkpointer[MessageT]]: ...
+) -> AbstractAsyncContextManager[FullCheckpointer[MessageT]]: ...
 @overload
 def open_checkpointer(
     url: str | None = None, *, message_type: Any, **options: Any
-) -> AbstractAsyncContextManager[Checkpointer[Any]]: ...
+) -> AbstractAsyncContextManager[FullCheckpointer[Any]]: ...
 @overload
 def open_checkpointer(
     url: str | None = None, **options: Any
-) -> AbstractAsyncContextManager[Checkpointer[dict[str, JsonValue]]]: ...
+) -> AbstractAsyncContextManager[JsonCheckpointer]: ...
 def open_checkpointer(
     url: str | None = None, *, message_type: Any = dict, **options: Any
-) -> AbstractAsyncContextManager[Checkpointer[Any]]:
+) -> AbstractAsyncContextManager[Any]:
     """Return a context manager that opens the store behind a URL.
+
+    Its type has every optional protocol, as the stores of cpkit do. A store of another
+    package may lack some: ask with ``isinstance``, for instance `ListsThreads`.
 
     Without a URL, ``CPKIT_URL`` counts, and without that ``sqlite:///cpkit.db``.
     ``message_type`` is ``dict`` (JSON objects) or any type that pydantic validates.

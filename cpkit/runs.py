@@ -254,7 +254,7 @@ class RunThread:
             log.debug("no term %r of %r is on record", call_id, self.thread_id)
             return False
 
-        return record.result == result
+        return bool(record.result == result)
 
 
 def state_of(data: CheckpointData[Any] | None) -> RunState:

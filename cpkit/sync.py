@@ -70,7 +70,7 @@ class SyncCheckpointer(Generic[MessageT]):
     ) -> None: ...
     @overload
     def __init__(
-        self: SyncCheckpointer[dict[str, JsonValue]],
+        self: SyncCheckpointer[dict[str, Any]],
         store: str | None = None,
         **options: Any,
     ) -> None: ...

@@ -141,9 +141,7 @@ class Agent:
             "content": answer,
         }
 
-    async def use_once(
-        self, tool: str, args: dict[str, JsonValue], key: str
-    ) -> JsonValue:
+    async def use_once(self, tool: str, args: dict[str, JsonValue], key: str) -> Any:
         """Claim, run and record the call, or return the recorded result."""
         while True:
             # The id is new for every attempt; the key names the effect.

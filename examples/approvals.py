@@ -109,7 +109,7 @@ async def tell(url: str) -> None:
 
 async def _paid(url: str, thread: str) -> None:
     """Wait until the agent has written its last message."""
-    async with open_checkpointer(url) as cp, cp.watch(thread) as changes:  # type: ignore[attr-defined]
+    async with open_checkpointer(url) as cp, cp.watch(thread) as changes:
         while (data := await cp.load(thread)) is None or not data.messages:
             await anext(changes)
 

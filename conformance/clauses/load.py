@@ -104,9 +104,9 @@ async def is_the_callers(case: Case) -> None:
 
     mine.messages[0]["deep"]["list"].append(3)
     del mine.messages[1]
-    mine.extra["plan"]["steps"].append("b")  # type: ignore[index,call-overload,union-attr]  # checked above
+    mine.extra["plan"]["steps"].append("b")
     mine.extra["new"] = 1
-    mine.pending[0].call.args["to"]["name"] = "y"  # type: ignore[index,call-overload]  # checked above
+    mine.pending[0].call.args["to"]["name"] = "y"
     mine.pending.clear()
 
     after = await case.cp.load(thread)

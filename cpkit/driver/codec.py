@@ -13,13 +13,13 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from pydantic_core import from_json
+from pydantic_core import ValidationError, from_json
 
 from cpkit.canonical import canonical_json
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json, plain_key
 from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD, Decode, Limits
-from cpkit.driver.typed import TypedMessages, is_misfit
+from cpkit.driver.typed import TypedMessages, in_one_line, is_misfit
 from cpkit.driver.writes import Append, Claim, Merge, Resolve, StoredCall
 from cpkit.errors import (
     CallMismatch,
@@ -110,12 +110,16 @@ class Codec(Generic[MessageT]):
         total = 0
 
         for i, message in enumerate(messages):
+            given: Any = message
+
             if type(message) is not dict and self._typed is None:
-                if not isinstance(message, dict):
+                if not isinstance(message, Mapping):
                     fault = f"a message is a JSON object, not {type(message).__name__}"
                     raise SerializationError((i,), f"{fault} ({_TYPED})")
 
-            body = encode(message, (i,))
+                given = dict(message)
+
+            body = encode(given, (i,))
             size = len(body)
 
             if size > self.max_payload:
@@ -227,8 +231,8 @@ class Codec(Generic[MessageT]):
         try:
             return (self._typed.decode if self._typed else parse_json)(text)
         except (ValueError, TypeError) as exc:
-            if is_misfit(exc):
-                fault = f"does not fit message_type: {exc}"
+            if isinstance(exc, ValidationError) and is_misfit(exc):
+                fault = f"does not fit message_type: {in_one_line(exc)}"
                 raise SerializationError((position,), fault, thread_id) from exc
 
             where = f"message {position}"

@@ -162,7 +162,7 @@ class Handle(Generic[MessageT]):
         return record
 
     async def record_result(
-        self, thread_id: str, call_id: str, result: JsonValue, *, success: bool = True
+        self, thread_id: str, call_id: str, result: Any, *, success: bool = True
     ) -> CallRecord:
         self._check()
         write = self._codec.resolve(thread_id, call_id, result, success)

@@ -11,7 +11,7 @@ from cpkit.driver.jsontext import encode_json, has_surrogates, parse_json
 from cpkit.errors import SerializationError
 from cpkit.records import JsonValue
 
-__all__ = ["TypedMessages", "is_misfit"]
+__all__ = ["TypedMessages", "in_one_line", "is_misfit"]
 
 
 class TypedMessages:
@@ -23,6 +23,11 @@ class TypedMessages:
     """
 
     def __init__(self, message_type: Any, *, strict: bool) -> None:
+        if isinstance(message_type, str):
+            raise TypeError(
+                f"message_type is a type, not a text: write message_type={message_type}"
+            )
+
         self._strict = strict
         self._one: TypeAdapter[Any] = TypeAdapter(message_type)
         self._one.rebuild()  # where the type puts off building its schema
@@ -44,7 +49,7 @@ class TypedMessages:
             again = self.decode(body)
         except ValidationError as exc:
             where = (*path, *exc.errors()[0]["loc"])
-            fault = f"could not be loaded again: {exc}"
+            fault = f"could not be loaded again: {in_one_line(exc)}"
             raise SerializationError(where, fault) from exc
 
         # The JSON is compared too: the type's equality may leave fields out.
@@ -105,9 +110,33 @@ class TypedMessages:
                 warnings="error",
             )
         except (PydanticSerializationError, ValueError, TypeError) as exc:
-            raise SerializationError(path, f"does not fit message_type: {exc}") from exc
+            fault = f"does not fit message_type: {self._misfit(message) or exc}"
+            raise SerializationError(path, fault) from exc
 
         return encode_json(dumped, path)
+
+    def _misfit(self, message: object) -> str | None:
+        """Say that a message is of another class, such as the JSON of the right one."""
+        try:
+            made = self._one.validate_python(message)
+        except ValidationError as exc:
+            return f"{in_one_line(exc)} (it is of type {type(message).__name__})"
+
+        if isinstance(message, type(made)):
+            return None
+
+        name = type(made).__name__
+        advice = f"; append {name}(**message)" if isinstance(message, dict) else ""
+        return f"it is a {type(message).__name__}, not a {name}{advice}"
+
+
+def in_one_line(error: ValidationError) -> str:
+    """Return what is wrong in which field, without links."""
+    faults = [
+        ": ".join([*map(str, fault["loc"]), fault["msg"]])
+        for fault in error.errors(include_url=False, include_input=False)
+    ]
+    return "; ".join(faults)
 
 
 def is_misfit(error: Exception) -> bool:

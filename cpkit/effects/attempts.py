@@ -43,6 +43,7 @@ from cpkit.errors import (
 )
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, JsonValue, ToolCall
+from cpkit.registry import redacted
 from cpkit.runs import TAKEN_OVER, RunThread, stale_after_of
 from cpkit.waiting import StaleDetector, retry_unclear
 from cpkit.wakeups import Reader, SharedWaits
@@ -65,6 +66,12 @@ class Attempts:
     """
 
     def __init__(self, cp: Checkpointer[Any]) -> None:
+        if isinstance(cp, str):
+            raise TypeError(
+                f"an EffectLedger takes an open checkpointer, not {redacted(cp)!r}: "
+                "write 'async with open_checkpointer(url) as cp:', and EffectLedger(cp)"
+            )
+
         if not isinstance(cp, KeepsReceipts):
             raise TypeError(
                 f"an EffectLedger needs a store with list_calls and find_call "

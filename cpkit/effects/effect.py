@@ -78,7 +78,7 @@ class Decision:
     at: datetime | None = None
     reason: str | None = None
     origin: str | None = None
-    value: JsonValue = None
+    value: Any = None
 
     def __str__(self) -> str:
         by = "" if self.by is None else f" by {self.by}"
@@ -103,7 +103,7 @@ class Effect:
     key: str
     thread_id: str
     tool: str
-    args: Mapping[str, JsonValue]
+    args: Mapping[str, Any]
     call_id: str = ""
     attempt: int = 0
     tool_call_id: str | None = None
@@ -138,7 +138,7 @@ class NoEffect(Exception):
     """Raised by a handler: nothing happened, and the effect may be tried again."""
 
 
-Handler = Callable[[Effect], Awaitable[JsonValue] | JsonValue]
+Handler = Callable[[Effect], Awaitable[Any] | Any]
 Policy = Callable[[Effect], Awaitable[bool | Approval] | bool | Approval]
 Verify = Callable[
     [Effect], Awaitable[Landed | NotLanded | None] | Landed | NotLanded | None

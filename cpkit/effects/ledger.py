@@ -137,7 +137,7 @@ class EffectLedger(ForPeople):
         args: Mapping[str, JsonValue],
         handler: Handler,
         **options: Unpack[EffectOptions],
-    ) -> JsonValue:
+    ) -> Any:
         """Return the effect's result: run it, wait for another run, or replay it.
 
         Thread, tool and arguments name the effect; see `Options`. Every caller that

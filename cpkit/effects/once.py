@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial, wraps
 from hashlib import sha256
 from typing import Any
@@ -20,7 +21,6 @@ from cpkit.effects.effect import check_no_generator
 from cpkit.effects.ledger import EffectLedger
 from cpkit.effects.tools import call_function
 from cpkit.protocol import Checkpointer
-from cpkit.records import JsonValue
 from cpkit.sync import SyncCheckpointer
 
 __all__ = ["ONCE_THREADS", "once"]
@@ -32,7 +32,10 @@ _NAMING = {"key_fields", "idempotency_key", "tool_call_id"}
 
 
 def once(
-    cp: Checkpointer[Any] | SyncCheckpointer[Any] | Callable[[], Any],
+    cp: Checkpointer[Any]
+    | AbstractAsyncContextManager[Checkpointer[Any]]
+    | SyncCheckpointer[Any]
+    | Callable[[], Any],
     *,
     key: Callable[..., str],
     **options: Any,
@@ -59,7 +62,7 @@ def once(
         check_no_generator("once", function)
         signature = inspect.signature(function)
 
-        async def call(handle: Any, *args: Any, **named: Any) -> JsonValue:
+        async def call(handle: Any, *args: Any, **named: Any) -> Any:
             ledger = ledgers.get(handle)
 
             if ledger is None:
@@ -79,7 +82,7 @@ def once(
             )
 
         @wraps(function)
-        def wrapper(*args: Any, **named: Any) -> Awaitable[JsonValue] | JsonValue:
+        def wrapper(*args: Any, **named: Any) -> Any:
             handle = cp if not callable(cp) else cp()
 
             if isinstance(handle, SyncCheckpointer):

@@ -51,7 +51,7 @@ class ApprovalRequest:
     key: str
     thread_id: str
     tool: str
-    args: Mapping[str, JsonValue]
+    args: Mapping[str, Any]
     requested_at: datetime
     record: CallRecord
     number: int = 1

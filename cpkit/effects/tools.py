@@ -347,7 +347,7 @@ class ToolOutcome:
     ``None`` if nothing was recorded.
     """
 
-    content: JsonValue
+    content: Any
     is_error: bool = False
     replayed: bool = False
     record: CallRecord | None = None

@@ -13,7 +13,8 @@ from cpkit import (
     Checkpointer,
     Durability,
     ErasesThreads,
-    JsonValue,
+    FullCheckpointer,
+    JsonCheckpointer,
     KeepsReceipts,
     ListsThreads,
     MemoryCheckpointer,
@@ -23,6 +24,8 @@ from cpkit import (
     ToolCall,
     open_checkpointer,
 )
+from cpkit.effects import Effect
+from cpkit.effects.effect import Handler, Policy
 from cpkit.messages import Message, UserMessage
 from cpkit_sqlite import SQLiteCheckpointer
 
@@ -39,19 +42,19 @@ def check_opening() -> None:
     """The type of messages is inferred from ``message_type``; a union gives ``Any``."""
     assert_type(
         open_checkpointer("memory://", max_payload=1),
-        AbstractAsyncContextManager[Checkpointer[dict[str, JsonValue]]],
+        AbstractAsyncContextManager[JsonCheckpointer],
     )
     assert_type(
         open_checkpointer(message_type=Turn),
-        AbstractAsyncContextManager[Checkpointer[Turn]],
+        AbstractAsyncContextManager[FullCheckpointer[Turn]],
     )
     assert_type(
         open_checkpointer("memory://", message_type=Line),
-        AbstractAsyncContextManager[Checkpointer[Line]],
+        AbstractAsyncContextManager[FullCheckpointer[Line]],
     )
     assert_type(
         open_checkpointer("memory://", message_type=Message),
-        AbstractAsyncContextManager[Checkpointer[Any]],
+        AbstractAsyncContextManager[FullCheckpointer[Any]],
     )
 
 
@@ -61,7 +64,7 @@ async def check_the_six_methods(cp: Checkpointer[Turn]) -> None:
     assert_type(data, CheckpointData[Turn] | None)
     assert data is not None
     assert_type(data.messages, list[Turn])
-    assert_type(data.extra, dict[str, JsonValue])
+    assert_type(data.extra, dict[str, Any])
     assert_type(data.pending, list[CallRecord])
     assert_type(data.version, int)
 
@@ -74,6 +77,44 @@ async def check_the_six_methods(cp: Checkpointer[Turn]) -> None:
     assert_type(await cp.find_completed("k"), CallRecord | None)
     await cp.save_extra("t", {"plan": {"step": 1}})
     await cp.save_extra("t", {"plan": {1}})  # type: ignore[dict-item]  # JSON has no set
+
+
+async def check_json(cp: JsonCheckpointer, line: Line) -> None:
+    """Any mapping goes in; what comes back is read as JSON."""
+    message = {"role": "user", "content": "hello"}
+    await cp.append("t", [message])
+    await cp.append("t", [line], expected_version=1)
+    await cp.append("t", ["words"])  # type: ignore[list-item]  # not a mapping
+    assert_type(await cp.read("t", -1), list[dict[str, Any]])
+    assert_type(await cp.list_threads(), list[ThreadInfo])
+    assert_type(cp.durability, Durability)
+    data = await cp.load("t")
+    assert data is not None
+    assert data.messages[0]["content"].startswith("h")
+    assert data.extra["plan"]["step"] > 0
+    assert data.pending[0].call.args["price"] > 300
+
+    async with cp.watch("t") as changes:
+        assert_type(await anext(changes), str)
+
+
+def check_that_one_fits_the_other(cp: JsonCheckpointer) -> None:
+    """A function that asks for less takes it."""
+    six: Checkpointer[dict[str, Any]] = cp
+    full: FullCheckpointer[dict[str, Any]] = cp
+    some: Checkpointer[Any] = cp
+    print(six, full, some)  # noqa: T201  # never run
+
+
+def check_effects() -> None:
+    """Arguments and results are read as JSON."""
+    expensive: Policy = lambda effect: effect.args["price"] > 300  # noqa: E731
+
+    async def pay(effect: Effect) -> dict[str, list[str]]:
+        return {"receipts": [effect.args["to"].upper()]}
+
+    handler: Handler = pay
+    print(expensive, handler)  # noqa: T201  # never run
 
 
 async def check_the_abilities(cp: Checkpointer[Turn]) -> None:

@@ -197,6 +197,20 @@ def test_a_message_of_another_type_is_refused(message_type: Any, message: Any) -
     assert refusal(message_type, message).path == (0,)
 
 
+def test_a_refusal_says_what_to_append() -> None:
+    """It names the classes, in one line and without pydantic's links."""
+    said = str(refusal(Union, {"role": "user", "text": "a"}))
+    assert "it is a dict, not a User; append User(**message)" in said
+    said = str(refusal(User, {"role": "user"}))
+    assert "text: Field required (it is of type dict)" in said
+    assert "\n" not in said
+
+
+def test_the_name_of_a_type_is_not_a_type() -> None:
+    with pytest.raises(TypeError, match="write message_type=User"):
+        Codec(message_type="User")
+
+
 def test_a_message_that_could_not_be_loaded_is_refused() -> None:
     """Its stored form does not validate against its own type."""
     error = refusal(OtherWayBack, OtherWayBack.model_validate({"value_in": 1}))

@@ -23,7 +23,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def cp(url: str) -> AsyncIterator[Store]:
     """An open handle of the store."""
     async with open_checkpointer(url) as opened:
-        yield opened  # type: ignore[misc]  # the five stores have every ability
+        yield opened
 
 
 @pytest.fixture

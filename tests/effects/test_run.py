@@ -147,6 +147,14 @@ async def test_a_store_without_receipts_is_refused(cp: Store) -> None:
         EffectLedger(OnlySix(cp))
 
 
+async def test_a_url_is_not_a_store() -> None:
+    """The error shows how to open one, and no password."""
+    with pytest.raises(TypeError, match="async with open_checkpointer") as raised:
+        EffectLedger("redis://:secret@host")  # type: ignore[arg-type]  # the mistake
+
+    assert "secret" not in str(raised.value)
+
+
 async def test_a_waiter_runs_a_released_effect(cp: Store, thread: str) -> None:
     """It claims the key as soon as the holder releases it."""
     shop = Shop(NoEffect(), gate=asyncio.Event())

@@ -34,7 +34,7 @@ async def test_a_generator_is_refused_as_a_handler_and_as_a_tool() -> None:
             with pytest.raises(
                 TypeError, match="is a generator: its body would not run"
             ):
-                await quick(cp).run("t", "pay", {}, wrong)  # type: ignore[arg-type]
+                await quick(cp).run("t", "pay", {}, wrong)
 
             with pytest.raises(
                 TypeError, match="is a generator: its body would not run"
@@ -49,7 +49,7 @@ async def test_an_effect_inside_itself_is_refused(cp: Store, thread: str) -> Non
     ledger = quick(cp)
     inner = Shop("inner")
 
-    async def outer(_: Effect) -> JsonValue:
+    async def outer(_: Effect) -> Any:
         with pytest.raises(RuntimeError, match="runs inside its own handler"):
             await ledger.run(thread, "pay", ARGS, inner.charge)
 

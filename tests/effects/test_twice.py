@@ -99,7 +99,7 @@ async def book_all(url: str, folder: Path, rounds: int) -> None:
 
         async def ended() -> bool:
             found = [await cp.load(thread) for thread in threads]
-            is_open = await cp.list_threads(prefix=f"{RUNS}:")  # type: ignore[attr-defined]
+            is_open = await cp.list_threads(prefix=f"{RUNS}:")
             return all(one and one.messages for one in found) and not is_open
 
         try:

@@ -542,7 +542,7 @@ async def test_an_approved_effect_beside_an_undecided_one_is_looked_at_again(
             await asyncio.Event().wait()
 
     def policy(effect: Effect) -> bool:
-        return effect.args["n"] == 2
+        return bool(effect.args["n"] == 2)
 
     async def agent(cp: Any, lease: Lease) -> None:
         ledger = quick(cp, requires_approval=policy, stale_after=0.2)

@@ -214,7 +214,7 @@ class Scenario:
 
             life.check()
 
-    async def _try(self, life: Life, ledger: EffectLedger, order: str) -> JsonValue:
+    async def _try(self, life: Life, ledger: EffectLedger, order: str) -> Any:
         timeout = None
 
         if not self.weather.calm and self.random.random() < self.cancels:

@@ -264,7 +264,7 @@ def _call(tx: lmdb.Transaction, pointer: bytes) -> StoredCall | None:
         return None
 
     if (stored := tx.get(bytes(place))) is None:
-        raise CorruptThread("?", bytes(place).hex(), "the call's row is missing")
+        raise CorruptThread("", bytes(place).hex(), "the call's row is missing")
 
     return StoredCall(*from_json(bytes(stored)))
 
