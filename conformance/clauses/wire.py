@@ -102,7 +102,7 @@ async def _written(case: Case, write: Write, fault: Fault) -> list[_Lost]:
 
 
 async def _do(case: Case, cp: Store, lost: _Lost, proxy: Proxy) -> None:
-    """Do the write beside the fault, and look in the store what became of it."""
+    """Do the write beside the fault, and look in the store its outcome."""
     write, first, place = lost.write, Place(case.id("p")), Place(case.id("p"))
 
     # The same once before, so that connections and statements are prepared.

@@ -397,7 +397,7 @@ def _response_id(message: Any) -> str | None:
 
 
 def _is_note(message: Any) -> bool:
-    """Return whether an entry of Claude's transcript is no part of the conversation."""
+    """Return whether an entry of Claude's transcript is not of the conversation."""
     match message:
         case {"entry": {"type": str(kind)}}:
             return kind not in ("user", "assistant")

@@ -53,7 +53,7 @@ class MemoryStore(BaseStore):
     from any thread except that of the store's loop, where they raise ``RuntimeError``.
 
     A put or a deletion of one item is atomic, and the last one stays. A batch of
-    several is not one step: its reads see what was there before its puts.
+    several is not one step: its reads see the items before its puts.
 
     A search scans: it reads each item of the namespace, in the order of ids. A
     ``query`` is ignored, because there are no vectors, and items have no score. Items

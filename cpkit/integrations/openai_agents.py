@@ -206,7 +206,7 @@ class Session(SessionABC):
     async def _replace(
         self, remove: Callable[[], list[Record] | None], items: list[Any]
     ) -> bool:
-        """Append the removals and the items in one step; False if there are none.
+        """Append the removals and the items in one step; False: nothing to append.
 
         If they are more than ``max_append``, the removals come with the first of them.
         """

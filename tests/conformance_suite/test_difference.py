@@ -49,7 +49,7 @@ def test_the_place_of_a_difference_is_told() -> None:
 
 
 def test_a_list_that_is_short_is_told() -> None:
-    """The sizes, and what is there on one side alone."""
+    """The sizes, and the item that one side lacks."""
     found = difference(made_dump("t", messages=[{"n": 1}]), made_dump("t"))
     assert found == (".messages", "1 items", "2 items, [1] is {'n': 2}")
 

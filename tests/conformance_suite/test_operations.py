@@ -33,7 +33,7 @@ METHODS = {
     for name, method in vars(one).items()
     if inspect.iscoroutinefunction(method)
 }
-"""Every operation of the protocols; ``watch`` and ``durability`` are none."""
+"""Every operation of the protocols; ``watch`` and ``durability`` are not among them."""
 
 
 def test_every_method_is_in_a_table() -> None:

@@ -208,7 +208,7 @@ async def test_a_corrupt_line_costs_no_neighbour(tmp_path: Path) -> None:
 async def test_a_message_that_cannot_be_stored_costs_no_neighbour(
     tmp_path: Path,
 ) -> None:
-    """Numbers that JSON lacks, what is no object, and what is nested too deep."""
+    """Numbers that JSON lacks, a line without an object, and one nested too deep."""
     deep = json.dumps(BYE | {"deep": 1})[:-2] + "[" * 400 + "]" * 400 + "}"
     infinite = json.dumps({**HI, "n": float("inf")})
     talk = written(tmp_path / "talk.jsonl", HELLO, infinite, deep)
@@ -333,7 +333,7 @@ def session_lines(session_id: str, *texts: str) -> list[Any]:
 
 
 async def test_a_folder_of_sessions_is_imported(url: str, tmp_path: Path) -> None:
-    """Each file becomes a session, in any version; what is no entry is replaced."""
+    """Each file becomes a session, in any version; a bad line is replaced."""
     folder, name = tmp_path / "sessions", tmp_path.name
     written(folder / "a.jsonl", *session_lines(f"{name}-a", "one", "two"))
     written(folder / "b.jsonl", *session_lines(f"{name}-b", "one"), "broken", "{}")
