@@ -8,10 +8,8 @@ from typing import Any
 
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
-from conformance.clauses import watch
 from conformance.clauses.concurrent import handles
 from conformance.difference import check_equal
-from conformance.failure import Failure
 from conformance.history.interrupt import cancelled_at
 from conformance.operations import reads_of
 from conformance.sample_dumps import made_call
@@ -23,7 +21,6 @@ from cpkit import (
     ReadsRanges,
     ThreadInfo,
     VersionConflict,
-    WatchesThreads,
 )
 
 CONCURRENT = Level.CONCURRENT
@@ -49,8 +46,8 @@ RANGES: list[tuple[int, int | None]] = [
     (0, None),
 ]
 
-THREADS, TOGETHER, WATCHED = 5_000, 500, 600
-"""Threads in the store, how many are written at once, and how many are watched."""
+THREADS, TOGETHER = 5_000, 500
+"""Threads in the store, and how many are written at once."""
 
 APPENDS, WRITTEN = 650, 13
 
@@ -278,7 +275,7 @@ async def _move_long(case: Case, thread: str, whole: list[Any]) -> None:
 
 @clause("sizes.many-threads", ListsThreads, deadline=90)
 async def many_threads(case: Case) -> None:
-    """Pages, and a watch of 600 ids, see each of 5,000 threads."""
+    """Pages see each of 5,000 threads."""
     token, count = case.id("t"), case.times(THREADS)
     threads = sorted(f"{token}-{n:05}" for n in range(count))
     cp = case.cp
@@ -300,31 +297,6 @@ async def many_threads(case: Case) -> None:
             assert len(page) == expected, f"a page of {limit} after {after!r}"
 
         check_equal(seen, threads, f"pages of {limit}")
-
-    if isinstance(cp, WatchesThreads):
-        await _watch_many(case, cp, case.random.sample(threads, min(WATCHED, count)))
-
-
-async def _watch_many(case: Case, cp: WatchesThreads, watched: list[str]) -> None:
-    """Watch all of the ids, and then every thread; each change is yielded."""
-    left = {*watched}
-
-    async with cp.watch(*watched) as changes:
-        await asyncio.gather(*(case.cp.append(one, [{"n": 2}]) for one in watched))
-
-        while left:
-            try:
-                async with asyncio.timeout(watch.PATIENCE):
-                    left.discard(await anext(changes))
-            except TimeoutError:
-                expected = f"each of {len(watched)} watched ids that was changed"
-                raise Failure(expected, f"{len(left)} were not yielded") from None
-
-    async with cp.watch() as changes, asyncio.timeout(2 * watch.PATIENCE):
-        await case.cp.append(watched[0], [{"n": 3}])
-
-        while await anext(changes) != watched[0]:
-            continue
 
 
 @clause("sizes.many-appends", level=CONCURRENT, deadline=60)

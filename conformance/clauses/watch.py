@@ -28,7 +28,7 @@ from cpkit import (
 PATIENCE = 15.0
 """Seconds for a yield. The poll interval is a second at most; a machine may be busy."""
 
-WATCHERS = 100
+WATCHERS, WATCHED = 100, 600
 
 
 def _watching(case: Case, **options: Any) -> AbstractAsyncContextManager[Store]:
@@ -256,6 +256,18 @@ async def many_watchers(case: Case) -> None:
 
         await asyncio.gather(*(case.cp.append(one, [{"n": 1}]) for one in {*threads}))
         assert await asyncio.gather(*tasks) == threads
+
+
+@clause("watch.hundreds-of-ids", WatchesThreads, deadline=90)
+async def hundreds_of_ids(case: Case) -> None:
+    """A watch of 600 ids yields each one that changes."""
+    watched = {case.id(f"t{n}") for n in range(WATCHED)}
+
+    async with case.cp.watch(*watched) as changes:
+        await asyncio.gather(*(case.cp.append(one, [{"n": 1}]) for one in watched))
+
+        while watched:
+            watched.discard(await _next(changes, f"a change of {len(watched)} threads"))
 
 
 @clause("watch.polls", WatchesThreads, "handles", "notify", deadline=300)

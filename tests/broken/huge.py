@@ -55,7 +55,7 @@ class ListsAThousandThreads(Broken):
         return (await super().list_threads(limit=limit, **options))[:1000]
 
 
-@breaks("sizes.many-threads")
+@breaks("watch.hundreds-of-ids")
 class WatchesFiveHundred(Broken):
     def _watcher(self, thread_ids: frozenset[str]) -> Watcher:
         return super()._watcher(frozenset(sorted(thread_ids)[:500]))
