@@ -7,8 +7,7 @@ Text with surrogates
     UTF-8 cannot hold them, so they are stored as escapes: ``\\ud83d``. pydantic_core
     does not parse a surrogate that stands alone, and Python does. But both would join a
     high one and a low one behind it to one character. So a string with such a pair
-    begins with U+DFFF, and has an underscore behind each high surrogate. Text of other
-    programs has no such mark: `parse_foreign_json` reads it.
+    begins with U+DFFF, and has an underscore behind each high surrogate.
 """
 
 from __future__ import annotations
@@ -26,18 +25,16 @@ from cpkit.records import JsonValue
 __all__ = [
     "MAX_DEPTH",
     "encode_json",
-    "encode_text",
     "has_surrogates",
-    "parse_foreign_json",
     "parse_json",
     "plain_key",
+    "refuse_constant",
 ]
 
 MAX_DEPTH = 200
 """Levels of nesting that pydantic_core's parser follows (jiter's recursion limit)."""
 
 _MARK = "\udfff"
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _HIGH = re.compile("[\ud800-\udbff]")
 _SPLIT_HIGH = re.compile("([\ud800-\udbff])_")
@@ -51,30 +48,7 @@ def parse_json(text: bytes | str) -> Any:
         if not has_surrogates(text):
             raise
 
-    return _with_texts(json.loads(text, parse_constant=_refuse_constant), _unmarked)
-
-
-def parse_foreign_json(text: bytes | str) -> Any:
-    """Parse JSON text of another program; raise ``ValueError`` for anything else.
-
-    Two escapes of one character are that character. A lone surrogate is kept.
-    """
-    try:
-        return from_json(text, allow_inf_nan=False)
-    except ValueError:
-        # It refuses lone surrogates, and everything that is not JSON.
-        try:
-            return json.loads(text, parse_constant=_refuse_constant)
-        except RecursionError as exc:
-            raise ValueError(str(exc)) from exc
-
-
-def encode_text(text: str) -> bytes:
-    """Return JSON text in UTF-8; surrogates in it are written as escapes."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return _SURROGATE.sub(lambda one: f"\\u{ord(one[0]):x}", text).encode()
+    return _with_texts(json.loads(text, parse_constant=refuse_constant), _unmarked)
 
 
 def has_surrogates(text: bytes | str) -> bool:
@@ -82,7 +56,7 @@ def has_surrogates(text: bytes | str) -> bool:
     return text.find(b"\\ud" if isinstance(text, bytes) else "\\ud") >= 0  # type: ignore[arg-type]  # of the same type
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 

@@ -132,19 +132,15 @@ class TypedMessages:
 
 def in_one_line(error: ValidationError) -> str:
     """Return what is wrong in which field, without links."""
-    faults = [
+    return "; ".join(
         ": ".join([*map(str, fault["loc"]), fault["msg"]])
         for fault in error.errors(include_url=False, include_input=False)
-    ]
-    return "; ".join(faults)
-
-
-def is_misfit(error: Exception) -> bool:
-    """Tell whether a message could not be decoded because of its type."""
-    return (
-        isinstance(error, ValidationError)
-        and error.errors(include_url=False)[0]["type"] != "json_invalid"
     )
+
+
+def is_misfit(error: ValidationError) -> bool:
+    """Tell whether a message could not be decoded because of its type."""
+    return error.errors(include_url=False)[0]["type"] != "json_invalid"
 
 
 def _has_computed(schema: object) -> bool:

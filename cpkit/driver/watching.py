@@ -220,9 +220,8 @@ class Watching:
         self._hinted_at = self._hinted_at or time.monotonic()
 
     async def _listen(self, store: ListensForChanges) -> None:
-        clock = asyncio.get_running_loop().time
-        begin_pauses = partial(backoff_pauses, 0.05, 5.0)
-        pauses = begin_pauses()
+        name, clock = self._lifecycle.name, asyncio.get_running_loop().time
+        pauses = backoff_pauses(0.05, 5.0)
 
         while True:
             began = clock()
@@ -231,14 +230,12 @@ class Watching:
                 await store.listen(self._heard)
                 return
             except StoreFailure as exc:
-                logger.info("%s: listening again: %s", self._lifecycle.name, exc)
+                logger.info("%s: listening again: %s", name, exc)
             except Exception:
-                logger.warning(
-                    "%s: listening again", self._lifecycle.name, exc_info=True
-                )
+                logger.warning("%s: listening again", name, exc_info=True)
 
             if clock() - began > 5.0:
-                pauses = begin_pauses()  # it listened for a while
+                pauses = backoff_pauses(0.05, 5.0)  # it listened for a while
 
             await asyncio.sleep(next(pauses))
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cpkit.canonical import canonical_json
-from cpkit.driver.jsontext import encode_json, encode_text, parse_foreign_json
+from cpkit.driver.jsontext import encode_json
 from cpkit.errors import CorruptThread, SerializationError
+from cpkit.foreign_json import encode_text, parse_foreign_json
 from cpkit.sessions.entries import Entry, flaw
 from cpkit.sessions.migrate import version_of
 

@@ -28,9 +28,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-from cpkit.driver.jsontext import encode_text
 from cpkit.errors import CheckpointerError, VersionConflict
 from cpkit.fenced import read_range
+from cpkit.foreign_json import encode_text
 from cpkit.protocol import Checkpointer, WatchesThreads
 
 __all__ = ["TailEvents", "Tailed", "read_from"]

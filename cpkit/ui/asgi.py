@@ -22,8 +22,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cpkit.driver.jsontext import encode_text
 from cpkit.errors import BackendUnavailable, CheckpointerError, InvalidId
+from cpkit.foreign_json import encode_text
 from cpkit.protocol import Checkpointer
 from cpkit.tools import formats
 from cpkit.ui import search, session, store, thread, threads, visible, waiting

@@ -18,13 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpkit import SerializationError
-from cpkit.driver.jsontext import (
-    MAX_DEPTH,
-    encode_json,
-    encode_text,
-    parse_foreign_json,
-    parse_json,
-)
+from cpkit.driver.jsontext import MAX_DEPTH, encode_json, parse_json
+from cpkit.foreign_json import encode_text, parse_foreign_json
 from cpkit.records import JsonValue
 
 text = st.text(st.characters(exclude_categories=["Cs"]))

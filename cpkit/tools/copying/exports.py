@@ -33,8 +33,8 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from cpkit.driver.jsontext import encode_text
 from cpkit.errors import CorruptThread, SchemaMismatch
+from cpkit.foreign_json import encode_text
 from cpkit.protocol import ListsThreads
 from cpkit.records import (
     CallRecord,

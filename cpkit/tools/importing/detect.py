@@ -7,7 +7,7 @@ import re
 from codecs import BOM_UTF8
 from pathlib import Path
 
-from cpkit.driver.jsontext import parse_foreign_json
+from cpkit.foreign_json import parse_foreign_json
 from cpkit.registry import redacted
 from cpkit.tools.importing.chatgpt import is_chatgpt
 from cpkit.tools.importing.coding import is_claude_code, is_codex

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from json import loads
 from typing import Any, Protocol, TypeAlias
 
-from cpkit.driver.jsontext import encode_json, parse_foreign_json
+from cpkit.driver.jsontext import encode_json
 from cpkit.errors import VersionConflict
 from cpkit.fenced import append_once, read_range
 from cpkit.fitting import (
@@ -15,6 +15,7 @@ from cpkit.fitting import (
     same_but_missing,
     storable,
 )
+from cpkit.foreign_json import parse_foreign_json
 from cpkit.protocol import Checkpointer
 from cpkit.records import JsonValue
 from cpkit.tools.copying.compare import are_equal
