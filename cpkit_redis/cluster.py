@@ -153,7 +153,7 @@ class Nodes(Server):
             async with asyncio.timeout(_NODE_TIMEOUT):
                 [ranges] = await server.ask((b"CLUSTER", b"SLOTS"))
         finally:
-            await server.close()
+            await asyncio.shield(server.close())
 
         if isinstance(ranges, Exception):
             raise failure(ranges) from ranges
