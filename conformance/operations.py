@@ -265,8 +265,8 @@ class Read:
 
 
 async def _page_behind(cp: Store, thread: str) -> Any:
-    """List one thread by what is before it, and not by its prefix."""
-    page = await cp.list_threads(after=thread[:-1], limit=1)
+    """List a thread by the ids before it, and not by its prefix."""
+    page = await cp.list_threads(after=thread[:-1], limit=100)
     return [one for one in page if one.thread_id == thread]
 
 

@@ -181,7 +181,12 @@ class Disk(Reference):
                 self._read += len(line)
 
             self._store.replayed = None
-            yield log
+            self._store.replayed = self._store.now()  # the write and its line have one
+
+            try:
+                yield log
+            finally:
+                self._store.replayed = None
 
     async def _lock(self, log: BinaryIO) -> None:
         """Lock the log, for whose lock it waits two seconds at most."""
