@@ -15,12 +15,9 @@ OPENAI_FILES = (
     "extensions/memory/test_encrypt_session.py",
 )
 # What only the SDK's own SQLiteSession can pass. The SDK treats it apart from all other
-# sessions: it has private methods for a pop that verifies a decryption first, and for a
-# compaction that cannot be undone in memory. The others look into tables, connections
-# and locks, or expect a closed session to refuse calls.
+# sessions: it has private methods for a pop that verifies a decryption first. The others
+# look into tables, connections and locks, or expect a closed session to refuse calls.
 OPENAI_DIFFERENT = {
-    "test_automatic_compaction_rollback_budget",
-    "test_encrypted_compaction_skips_unencrypted_stored_history",
     "test_encrypted_pop_authentication_is_atomic_with_concurrent_mutations",
     "test_encrypted_pop_cancellation_waits_for_authentication_rollback",
     "test_encrypted_pop_rechecks_authentication_after_expired_tail",

@@ -83,7 +83,7 @@ class LMDBStore:
     client_options: ClassVar[frozenset[str]] = frozenset()
     limits = Limits(max_value=2**32 - 1)
     max_writes = 256
-    timeout = None
+    timeout = 10.0  # LMDB itself waits for ever for a writer that is stopped
     locks_threads = False
     erases = False
 
