@@ -15,7 +15,7 @@ OPENAI_FILES = (
     "extensions/memory/test_encrypt_session.py",
 )
 # What only the SDK's own SQLiteSession can pass. The SDK treats it apart from all other
-# sessions: it has private methods for a pop that verifies a decryption first. The others
+# sessions: it has private methods for a pop that verifies a decryption first. The rest
 # look into tables, connections and locks, or expect a closed session to refuse calls.
 OPENAI_DIFFERENT = {
     "test_encrypted_pop_authentication_is_atomic_with_concurrent_mutations",
