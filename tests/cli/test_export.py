@@ -166,19 +166,19 @@ def field_changed(name: str, value: bytes) -> Callable[[list[bytes]], list[bytes
         # Without its last line, the thread would take the messages of the next one.
         (
             lambda lines: [*lines[:5], *lines[1:]],
-            "line 6: not the line that comes here",
+            "line 6 is corrupt: not the line that comes here",
         ),
         (
             lambda lines: [*lines[:7], *lines[1:-1], b'{"threads":1}\n'],
-            "line 8: the thread is in the file twice",
+            "line 8 is corrupt: the thread is in the file twice",
         ),
         (
             lambda lines: [lines[0], *lines[2:]],
-            "line 2: not the line that comes here",
+            "line 2 is corrupt: not the line that comes here",
         ),
         (
             lambda lines: [*lines, *lines[1:]],
-            "line 9: not the line that comes here",
+            "line 9 is corrupt: not the line that comes here",
         ),
         (lambda lines: [b"{}\n", *lines[1:]], "another file"),
         (
@@ -190,16 +190,19 @@ def field_changed(name: str, value: bytes) -> Callable[[list[bytes]], list[bytes
             lambda lines: [lines[0], b'{"thread":' + 100_000 * b"[" + b"\n"],
             "not JSON",
         ),
-        (field_changed("thread", b"{}"), "line 2: not a thread"),
-        (field_changed("thread", b"1"), "line 2: not a thread"),
-        (field_changed("version", b'"1"'), "line 2: not a thread"),
-        (field_changed("erased", b"0"), "line 2: not a thread"),
-        (field_changed("created_at", b"null"), "line 2: not a thread"),
+        (field_changed("thread", b"{}"), "line 2 is corrupt: not a thread"),
+        (field_changed("thread", b"1"), "line 2 is corrupt: not a thread"),
+        (field_changed("version", b'"1"'), "line 2 is corrupt: not a thread"),
+        (field_changed("erased", b"0"), "line 2 is corrupt: not a thread"),
+        (field_changed("created_at", b"null"), "line 2 is corrupt: not a thread"),
         (
             field_changed("created_at", b'"2026-11-24T12:00:00"'),
-            "line 2: not a thread (created_at: Value error, not a time with a zone)",
+            "line 2 is corrupt: not a thread (created_at: Value error, not a time with a zone)",
         ),
-        (field_changed("version", b"3"), "line 7: the thread is not complete"),
+        (
+            field_changed("version", b"3"),
+            "line 7 is corrupt: the thread is not complete",
+        ),
         (lambda lines: [b'{"cpkit_export":3}\n', *lines[1:]], "upgrade cpkit"),
         (lambda lines: [b'{"cpkit_export":1}\n', *lines[1:]], "the cpkit that made"),
     ],
@@ -230,12 +233,20 @@ def test_a_damaged_export_is_refused(
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (b'"extra":{}', b'"extra":[1]', "line 5: not extra (extra: "),
-        (b'"args":{}', b'"args":[1]', "line 6: not a call (args: "),
-        (b'"attempt":1', b'"attempt":"1"', "line 6: not a call (attempt: "),
-        (b'"status":"issued"', b'"status":"paid"', "line 6: not a call (status: "),
-        (b'"resolved_at":null', b'"resolved_at":1', "line 6: not a call (resolved_at"),
-        (b'{"call":{', b'{"call":5,"x":{', "line 6: not a call (line: "),
+        (b'"extra":{}', b'"extra":[1]', "line 5 is corrupt: not extra (extra: "),
+        (b'"args":{}', b'"args":[1]', "line 6 is corrupt: not a call (args: "),
+        (b'"attempt":1', b'"attempt":"1"', "line 6 is corrupt: not a call (attempt: "),
+        (
+            b'"status":"issued"',
+            b'"status":"paid"',
+            "line 6 is corrupt: not a call (status: ",
+        ),
+        (
+            b'"resolved_at":null',
+            b'"resolved_at":1',
+            "line 6 is corrupt: not a call (resolved_at",
+        ),
+        (b'{"call":{', b'{"call":5,"x":{', "line 6 is corrupt: not a call (line: "),
     ],
 )
 def test_a_damaged_thread_of_an_export_is_named(
