@@ -197,7 +197,10 @@ def field_changed(name: str, value: bytes) -> Callable[[list[bytes]], list[bytes
         (field_changed("created_at", b"null"), "line 2 is corrupt: not a thread"),
         (
             field_changed("created_at", b'"2026-11-24T12:00:00"'),
-            "line 2 is corrupt: not a thread (created_at: Value error, not a time with a zone)",
+            (
+                "line 2 is corrupt: not a thread "
+                "(created_at: Value error, not a time with a zone)"
+            ),
         ),
         (
             field_changed("version", b"3"),
