@@ -10,6 +10,7 @@ A harness without a server does not need it. The tests of a driver may use it to
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Literal, NamedTuple, Self
 
 __all__ = ["FAULTS", "Fault", "Proxy"]
@@ -74,6 +75,15 @@ class Proxy:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        # asyncio leaves a connection open that it accepted just before a close, so no
+        # other one is accepted, and the last one gets its relay first.
+        with suppress(NotImplementedError):  # on Windows
+            for listening in self._listener.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+
+        for _ in range(3):
+            await asyncio.sleep(0)
+
         self._listener.close()
         self._closed.set()
         self.cut()
