@@ -9,7 +9,6 @@ program is needed.
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,13 @@ from cpkit.driver.ids import check_id
 from cpkit.errors import CheckpointerError
 from cpkit.fitting import placeholder
 from cpkit.integrations.claude_thread import transcript_thread
-from cpkit.tools.importing.source import Found, Left, Thread, parsed
+from cpkit.tools.importing.source import (
+    Found,
+    Left,
+    Thread,
+    numbered_lines,
+    parsed,
+)
 from cpkit.tools.importing.transcripts import TORN
 
 __all__ = ["is_claude_code", "is_codex", "read_claude_code", "read_codex"]
@@ -94,13 +99,7 @@ def _read(
     flaws: list[Left] = []
 
     with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            if number == 1:
-                text = text.removeprefix(BOM_UTF8)  # as programs on Windows write it
-
-            if not text.strip():
-                continue
-
+        for number, text in numbered_lines(file):
             try:
                 line, missing = parsed(text)
             except ValueError:

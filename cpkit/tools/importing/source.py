@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from json import loads
-from typing import Any, Protocol, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 from cpkit.driver.jsontext import encode_json
 from cpkit.errors import VersionConflict
@@ -29,6 +30,7 @@ __all__ = [
     "Left",
     "Thread",
     "bring",
+    "numbered_lines",
     "parsed",
 ]
 
@@ -179,6 +181,16 @@ async def bring(
             continue
 
         return len(stored), len(rest)
+
+
+def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, with their numbers, from 1."""
+    for number, text in enumerate(file, 1):
+        if number == 1:
+            text = text.removeprefix(BOM_UTF8)  # as programs on Windows write it
+
+        if text.strip():
+            yield number, text
 
 
 def parsed(text: bytes | str) -> tuple[Any, list[str]]:

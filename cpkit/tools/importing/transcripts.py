@@ -11,7 +11,6 @@ in its place says what is missing.
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,13 @@ from cpkit.driver.ids import check_id
 from cpkit.errors import CheckpointerError
 from cpkit.fitting import placeholder
 from cpkit.toolcalls import read_message
-from cpkit.tools.importing.source import Found, Left, Thread, parsed
+from cpkit.tools.importing.source import (
+    Found,
+    Left,
+    Thread,
+    numbered_lines,
+    parsed,
+)
 
 __all__ = ["read_transcripts"]
 
@@ -48,13 +53,7 @@ def _read(path: Path, skip_corrupt: bool, made: set[str]) -> Iterator[Found]:
     is_talk = has_conversations = False
 
     with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            if number == 1:
-                text = text.removeprefix(BOM_UTF8)  # as programs on Windows write it
-
-            if not text.strip():
-                continue
-
+        for number, text in numbered_lines(file):
             line, missing = _line(text)
             name = f"{path.name}, line {number}"
 
