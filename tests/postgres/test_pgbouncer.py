@@ -27,6 +27,16 @@ def pooler() -> Iterator[PgBouncer]:
         yield pooler
 
 
+@pytest.fixture(scope="module")
+def wide() -> Iterator[PgBouncer]:
+    """A PgBouncer that gives each of ten handles beside a fault a connection.
+
+    A fault that stalls holds one until its client has gone.
+    """
+    with PgBouncer(shared_postgres(), size=12) as pooler:
+        yield pooler
+
+
 @pytest.mark.long
 class TestPooled(ConformanceTests):
     """The whole contract holds."""
@@ -34,8 +44,8 @@ class TestPooled(ConformanceTests):
     rounds = ConformanceTests.rounds / 4
 
     @pytest.fixture
-    def harness(self, pooler: PgBouncer) -> Harness:
-        return URLHarness(f"{pooler.url}?pooler=transaction&schema=pooled")
+    def harness(self, wide: PgBouncer) -> Harness:
+        return URLHarness(f"{wide.url}?pooler=transaction&schema=pooled")
 
 
 async def test_many_clients_on_few_connections(
