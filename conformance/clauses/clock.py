@@ -202,7 +202,7 @@ PATIENCE = 15.0
 MOST = 60.0
 """Seconds that it may take where the harness cannot."""
 
-TRIES = 12
+TRIES = 30
 """How often the writers are stopped, until they hold a lock."""
 
 HELD = 0.15
@@ -228,6 +228,9 @@ async def stopped_writers(case: Case) -> None:
         job["with"]["count"], job["seed"] = 100_000, case.random.random()
 
     async with case.open(**options) as cp, workers(case.harness, jobs) as started:
+        for one in started:
+            await one.line()  # it has begun
+
         readers = [asyncio.create_task(_drain(one)) for one in started]
 
         try:

@@ -131,7 +131,7 @@ async def clock_jumps(case: Case) -> None:
     job = await trial.job([case.id() for _ in range(2)], STEPS, [[0, 1]], jumps=jumps)
     found = await trial.run(job)
     progress = Progress.of(2)
-    newest = ["", ""]
+    newest: dict[str, str] = {}
 
     for report in found:
         if report.error:
@@ -139,17 +139,18 @@ async def clock_jumps(case: Case) -> None:
 
         progress.add(report)
         step = trial.clients[report.client].steps[report.step - 1]
+        last = newest.get(step.thread, "")
 
         # A deleted thread begins again, and a restored one has the times of its dump.
         if step.method in ("delete_thread", "restore_thread"):
-            newest[report.client] = ""
-        elif report.reason < newest[report.client]:
+            newest[step.thread] = ""
+        elif report.reason < last:
             raise Failure(
-                f"an updated_at that is not before {newest[report.client]}",
+                f"an updated_at that is not before {last}",
                 report.reason,
                 f"step {report.step}: {step}",
             )
         else:
-            newest[report.client] = report.reason
+            newest[step.thread] = report.reason
 
     await trial.check_store(progress, "after jumps of the clock")

@@ -3,16 +3,22 @@
 Each client works on its own thread and its own keys, one step after another. So after
 a power loss a thread is as it was after the last acknowledged step, or after the step
 that was under way. Clients that share a key have their own threads too.
+
+The clients of a script do every write of `operations.WRITES` between them, each at a
+random place among writes of random sizes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
 from conformance.case import Store
 from conformance.difference import shown
+from conformance.operations import WRITES, Place, Write
 from cpkit import (
     CallRecord,
     ErasesThreads,
@@ -30,10 +36,19 @@ __all__ = [
     "Step",
     "abilities_of",
     "clients",
+    "continued",
     "expected",
     "observe",
+    "outcome",
     "perform",
+    "table",
 ]
+
+ABILITIES: dict[type, str] = {
+    ErasesThreads: "erase",
+    MovesThreads: "move",
+    KeepsReceipts: "receipts",
+}
 
 _RESTORED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -41,6 +56,9 @@ SHARED = "shared key"
 
 LARGE = 1500
 """Characters of a large message: several sectors."""
+
+_HANDS = 4
+"""So many clients do all kinds of writes between them."""
 
 
 class Step(NamedTuple):
@@ -51,6 +69,24 @@ class Step(NamedTuple):
     options: dict[str, Any] = {}
     waits: bool = False
 
+    @property
+    def thread(self) -> str:
+        """The thread that it changes."""
+        first = self.args[0]
+        return first.thread_id if isinstance(first, ThreadDump) else str(first)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that it may take."""
+        calls = [one for one in self.args if isinstance(one, ToolCall)]
+        calls += [
+            record.call
+            for one in self.args
+            if isinstance(one, ThreadDump)
+            for record in one.calls
+        ]
+        return [call.idempotency_key for call in calls]
+
     def __str__(self) -> str:
         given = [shown(one) for one in self.args]
         given += [f"{name}={shown(value)}" for name, value in self.options.items()]
@@ -58,17 +94,56 @@ class Step(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A thread, its keys, and the steps of the one client that uses them."""
+    """The steps of one client. No other client uses its threads."""
 
-    thread: str
-    keys: list[str]
+    name: str
     steps: list[Step]
+
+    @property
+    def thread(self) -> str:
+        """The thread of most steps."""
+        return _thread(self.name)
+
+    @property
+    def threads(self) -> list[str]:
+        return sorted({self.thread, *(step.thread for step in self.steps)})
+
+    @property
+    def keys(self) -> list[str]:
+        return sorted({key for step in self.steps for key in step.keys})
+
+
+class _Spot(Place):
+    """A place for one write on the thread of a client; the token is *name.number*."""
+
+    @property
+    def thread(self) -> str:
+        return _thread(self.token.rpartition(".")[0])
+
+
+class _Steps:
+    """Has every method of a store, and returns the call as a step."""
+
+    def __getattr__(self, method: str) -> Callable[..., Step]:
+        return lambda *args, **options: Step(method, args, options)
+
+
+def _thread(name: str) -> str:
+    return f"thread {name}"
 
 
 def abilities_of(cp: Store) -> list[str]:
     """Return the names of the optional methods that a script may use."""
-    found = {ErasesThreads: "erase", MovesThreads: "move", KeepsReceipts: "receipts"}
-    return [name for protocol, name in found.items() if isinstance(cp, protocol)]
+    return [name for protocol, name in ABILITIES.items() if isinstance(cp, protocol)]
+
+
+def table(abilities: list[str]) -> list[Write]:
+    """Return the kinds of writes of a store with these abilities."""
+    return [
+        one
+        for one in WRITES
+        if one.needs is None or ABILITIES.get(one.needs) in abilities
+    ]
 
 
 def clients(
@@ -78,14 +153,54 @@ def clients(
     abilities: list[str],
     shares: bool = False,
 ) -> list[Client]:
-    """Return the clients, with ``count`` steps each; the same for the same seed.
+    """Return the clients, with ``count`` writes each; the same for the same seed.
 
-    If it ``shares``, each client claims the same key again and again, and fails.
+    What some writes need are steps of their own. Four clients, or all if there are
+    fewer, do each kind of write once between them, as far as ``count`` goes. If it
+    ``shares``, each client claims the same key again and again, and fails.
     """
     if shares:
         return [_sharing(name, count, seed) for name in names]
 
-    return [_client(name, count, Random(f"{seed} {name}"), abilities) for name in names]
+    rows, hands = table(abilities), min(_HANDS, len(names))
+    Random(f"{seed}").shuffle(rows)
+    dealt = [rows[n % hands :: hands] for n in range(len(names))]
+    return [
+        _client(name, count, Random(f"{seed} {name}"), abilities, some)
+        for name, some in zip(names, dealt, strict=True)
+    ]
+
+
+def continued(client: Client, done: int, row: Write, token: str) -> Client:
+    """Return a client with ``done`` of its steps, and then a kind of write and others.
+
+    The ``token`` is new, and has no dot.
+    """
+    steps = client.steps[:done]
+    steps += _written(row, client.name, token, steps)
+    call = ToolCall(f"call {token}", "pay", {}, f"key {token} {client.name}")
+    fenced = {"expected_version": _version(client.thread, steps)}
+    steps += [
+        Step("append", (client.thread, [{"token": token}]), fenced),
+        Step("record_issued", (client.thread, call)),
+        Step("record_result", (client.thread, call.call_id, "done")),
+    ]
+    return Client(client.name, steps)
+
+
+def _version(thread: str, steps: list[Step]) -> int:
+    """Return the version of a thread after steps that were all accepted."""
+    version = 0
+
+    for step in steps:
+        if step.thread == thread and step.method == "append":
+            version += len(step.args[1])
+        elif step.thread == thread and step.method == "delete_thread":
+            version = 0
+        elif step.thread == thread and step.method == "restore_thread":
+            version = len(step.args[0].messages)
+
+    return version
 
 
 def _sharing(name: str, count: int, seed: object) -> Client:
@@ -98,11 +213,13 @@ def _sharing(name: str, count: int, seed: object) -> Client:
         steps.append(Step("record_issued", (thread, call), waits=True))
         steps.append(Step("record_result", failed, {"success": False}))
 
-    return Client(thread, [SHARED], steps)
+    return Client(name, steps)
 
 
-def _client(name: str, count: int, random: Random, abilities: list[str]) -> Client:
-    thread = f"thread {name}"
+def _client(
+    name: str, count: int, random: Random, abilities: list[str], rows: list[Write]
+) -> Client:
+    thread = _thread(name)
     keys = [f"key {name} {n}" for n in range(3)]
     issued: list[str] = []
     steps: list[Step] = []
@@ -114,65 +231,91 @@ def _client(name: str, count: int, random: Random, abilities: list[str]) -> Clie
     def extra() -> dict[str, Any]:
         return {random.choice("abc"): body()}
 
-    def append() -> Step:
-        return Step("append", (thread, [body() for _ in range(random.choice((1, 3)))]))
+    def append() -> list[Step]:
+        messages = [body() for _ in range(random.choice((1, 3)))]
+        return [Step("append", (thread, messages))]
 
-    def fenced() -> Step:
-        return Step("append", (thread, [body()]), {"extra": extra()})
+    def append_extra() -> list[Step]:
+        return [Step("append", (thread, [body()]), {"extra": extra()})]
 
-    def merge() -> Step:
-        return Step("save_extra", (thread, extra()))
+    def merge() -> list[Step]:
+        return [Step("save_extra", (thread, extra()))]
 
-    def claim() -> Step:
+    def claim() -> list[Step]:
         call_id = f"{name}.{len(steps)}"
         issued.append(call_id)
         call = ToolCall(call_id, "pay", body(), random.choice(keys))
-        return Step("record_issued", (thread, call))
+        return [Step("record_issued", (thread, call))]
 
-    def resolve() -> Step:
+    def resolve() -> list[Step]:
         if not issued:
             return claim()
 
         # The result of an earlier call, which may have been refused or forgotten.
-        return Step(
-            "record_result",
-            (thread, random.choice(issued[-3:]), body()),
-            {"success": random.random() < 0.6},
-        )
+        given = (thread, random.choice(issued[-3:]), body())
+        return [Step("record_result", given, {"success": random.random() < 0.6})]
 
-    def delete() -> Step:
-        return Step("delete_thread", (thread,))
+    def delete() -> list[Step]:
+        return [Step("delete_thread", (thread,))]
 
-    def forget() -> Step:
-        return Step("delete_thread", (thread,), {"forget_keys": True})
+    def forget() -> list[Step]:
+        found = [Step("delete_thread", (thread,), {"forget_keys": True})]
+        return found + restore() * ("move" in abilities)
 
-    def restore() -> Step:
+    def restore() -> list[Step]:
         messages = [body() for _ in range(3)]
         # Its key is free: all calls of the thread were forgotten before.
         call = ToolCall(f"{name}.{len(steps)}", "pay", body(), random.choice(keys))
         record = CallRecord(thread, call, "completed", 1, _RESTORED, "done", _RESTORED)
         dump = ThreadDump(thread, messages, extra(), [record], _RESTORED, _RESTORED)
-        return Step("restore_thread", (dump,))
+        return [Step("restore_thread", (dump,))]
 
-    choices = [append] * 5 + [fenced] * 2 + [merge] * 2 + [claim] * 4 + [resolve] * 4
+    def written(number: int, row: Write) -> list[Step]:
+        return _written(row, name, f"{number}", steps)
+
+    choices = [append] * 5 + [append_extra] * 2 + [merge] * 2 + [claim] * 4
+    choices += [resolve] * 4
 
     if "erase" in abilities:
         choices += [delete, forget]
 
-    # Begin with a write of each kind, so that a short script has all of them.
-    first = random.sample([append, claim, merge], 3) + [resolve]
+    plan: list[Callable[[], list[Step]]] = [
+        partial(written, number, row) for number, row in enumerate(rows[:count])
+    ]
+    plan += random.choices(choices, k=count - len(plan))
+    random.shuffle(plan)
 
-    if {"erase", "move"} <= {*abilities}:
-        first.append(forget)  # and restore
+    for write in plan:
+        steps += write()
 
-    while len(steps) < count:
-        step = (first.pop(0) if first else random.choice(choices))()
-        steps.append(step)
+    return Client(name, steps)
 
-        if step.options.get("forget_keys") and "move" in abilities:
-            steps.append(restore())
 
-    return Client(thread, keys, steps)
+def _written(row: Write, name: str, token: str, before: list[Step]) -> list[Step]:
+    """Return the step of a kind of write, after steps for what it needs."""
+    steps: Any = _Steps()
+    spot, thread = _Spot(f"{name}.{token}"), _thread(name)
+    version = _version(thread, before)
+    found: list[Step] = []
+
+    if row.method == "delete_thread" and not version:
+        found, version = [steps.append(thread, [{"n": 1}])], 1
+    elif row.at == "gone":
+        found = [
+            steps.record_issued(spot.gone, spot.call(3)),
+            steps.delete_thread(spot.gone),
+        ]
+    elif row.method == "record_result":
+        found = [steps.record_issued(thread, spot.call(2))]
+    elif row.name == "claim of a freed key":
+        failed = spot.call(0)
+        found = [
+            steps.record_issued(thread, failed),
+            steps.record_result(thread, failed.call_id, "refused", success=False),
+        ]
+
+    last: Any = row.run(steps, spot, version)
+    return [*found, last]
 
 
 async def perform(cp: Store, step: Step) -> None:
@@ -198,26 +341,36 @@ async def expected(client: Client, abilities: list[str]) -> list[Any]:
     return found
 
 
-async def observe(cp: Store, client: Client, abilities: list[str]) -> Any:
-    """Return the thread and its keys without times, as every method shows them."""
-    loaded = await cp.load(client.thread)
-    found: dict[str, Any] = {"thread": None}
+async def outcome(client: Client, abilities: list[str]) -> Any:
+    """Return what `observe` must find after the last step."""
+    async with MemoryCheckpointer[Any]() as cp:
+        for step in client.steps:
+            await perform(cp, step)
 
-    if loaded is not None:
-        found["thread"] = {
+        return await observe(cp, client, abilities)
+
+
+async def observe(cp: Store, client: Client, abilities: list[str]) -> Any:
+    """Return the threads and keys without times, as every method shows them."""
+    found: dict[str, Any] = {}
+
+    for thread in client.threads:
+        loaded = await cp.load(thread)
+        found[f"load({thread!r})"] = loaded and {
             "messages": loaded.messages,
             "extra": loaded.extra,
             "pending": list(map(_shown, loaded.pending)),
         }
+
+        if "receipts" in abilities:
+            calls = await cp.list_calls(thread)
+            found[f"list_calls({thread!r})"] = list(map(_shown, calls))
 
     for key in client.keys:
         found[f"find_completed({key!r})"] = _shown(await cp.find_completed(key))
 
         if "receipts" in abilities:
             found[f"find_call({key!r})"] = _shown(await cp.find_call(key))
-
-    if "receipts" in abilities:
-        found["calls"] = list(map(_shown, await cp.list_calls(client.thread)))
 
     return found
 

@@ -282,7 +282,7 @@ class Trial:
         """Open what is in the folder, and compare every client."""
         try:
             async with self.serving(where), self.harness.open() as cp:
-                await self.compare(cp, progress, where)  # type: ignore[arg-type]  # see `case.Store`
+                await self.done(cp, progress, where)  # type: ignore[arg-type]  # see `case.Store`
         except CheckpointerError as exc:
             seen = f"{type(exc).__name__}: {exc}"
             raise Failure("a store that opens and loads", seen, where) from exc
@@ -317,8 +317,13 @@ class Trial:
 
         found.write(self.folder)
 
-    async def compare(self, cp: Store, progress: Progress, where: str) -> None:
-        """Compare what each client wrote with what the open store shows."""
+    async def done(self, cp: Store, progress: Progress, where: str) -> list[int]:
+        """Return how many steps of each client the open store shows.
+
+        Raises `Failure` where those are not the acknowledged ones.
+        """
+        steps = []
+
         for number, client in enumerate(self.clients):
             found = await script.observe(cp, client, self.abilities)
             least, most = progress.least[number], progress.most[number]
@@ -326,6 +331,10 @@ class Trial:
 
             if found not in expected[least : most + 1]:
                 raise _failure(client, expected, least, most, found, where)
+
+            steps.append(expected.index(found, least))
+
+        return steps
 
 
 def _contents(folder: Path) -> Contents:

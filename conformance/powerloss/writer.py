@@ -83,7 +83,7 @@ async def work(job: dict[str, Any], output: socket.socket) -> None:
 
             try:
                 await perform(cp, step)
-                at = await updated_at(cp, client.thread) if job["jumps"] else ""
+                at = await updated_at(cp, step.thread) if job["jumps"] else ""
             except Exception as exc:
                 report(number, done, *failed(exc))
 

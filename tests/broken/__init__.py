@@ -25,6 +25,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     patterns,
     places,
     powerloss,
+    powerloss_writes,
     races,
     races_of_processes,
     ranges,

@@ -13,10 +13,19 @@ import pytest
 
 from conformance import Harness, Status, URLHarness, all_clauses, run_clause
 from conformance.case import Case
+from conformance.clauses.powerloss import NAMES, STEPS
 from conformance.failure import Skip
+from conformance.operations import WRITES, Write
 from conformance.powerloss.disk import Disk
 from conformance.powerloss.files import Change, File
 from conformance.powerloss.recording import tracer
+from conformance.powerloss.script import (
+    ABILITIES,
+    Client,
+    clients,
+    continued,
+    expected,
+)
 from conformance.powerloss.states import state
 from conformance.powerloss.trace import calls
 from conformance.powerloss.trial import Trial
@@ -115,3 +124,26 @@ def test_appends_in_order_are_cut_without_holes() -> None:
     whole, random = file.kept(), Random(0)
     assert all(whole.startswith(file.cut(random)) for _ in range(200))
     assert not all(whole.startswith(file.torn(random)) for _ in range(200))
+
+
+ALL = [*ABILITIES.values()]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_writers_do_every_kind_of_write(seed: int) -> None:
+    """A new row of the table is written before the power fails."""
+    steps = [step for one in clients(NAMES, STEPS, seed, ALL) for step in one.steps]
+    found = {(step.method, frozenset(step.options)) for step in steps}
+    assert found == {(row.method, row.options) for row in WRITES}
+    erased = [one for one in steps if one.thread.startswith("gone-")]
+    assert [step.method for step in erased][-1] == "record_result"
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda row: row.name)
+async def test_a_step_leaves_another_state(write: Write) -> None:
+    """Where a step is lost, the threads and keys of its client show that."""
+    client = continued(Client("a", []), 0, write, "next")
+    states = await expected(client, ALL)
+    at = len(client.steps) - 3
+    assert client.steps[at - 1].method == write.method
+    assert states[at - 1] != states[at]
