@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -34,17 +35,28 @@ def emit(value: Any) -> None:
     sys.stdout.flush()
 
 
-async def every_write(recorder: Recorder, _: Random, token: str) -> None:
-    """Prepare a place for each kind of write, say so, and do all at once."""
+async def every_write(
+    recorder: Recorder, _: Random, token: str, last: int | None
+) -> None:
+    """Prepare a place for each kind of write, say so, and do all at once.
+
+    The process kills itself when ``last`` writes are done.
+    """
     cp = recorder.cp
     made = [(one, Place(f"{token}.{n:02}")) for n, one in enumerate(writes_of(cp))]
     await asyncio.gather(*(prepare(cp, place, one) for one, place in made))
     emit("prepared")
+    done = 0
 
     async def do(number: int) -> None:
+        nonlocal done
         one, place = made[number]
         await one.do(cp, place)
         emit(number)
+        done += 1
+
+        if done == last:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     await asyncio.gather(*map(do, range(len(made))))
 

@@ -106,7 +106,7 @@ async def claims_survive(case: Case) -> None:
             await check_keys(reopened, keys, history)
 
 
-WORKERS = 3
+WORKERS = 2
 """Processes that are killed at different moments of the same writes."""
 
 
@@ -114,17 +114,21 @@ WORKERS = 3
 async def every_write_is_whole(case: Case) -> None:
     """After SIGKILL amid every kind of write each is whole, and blocks no other."""
     writes = writes_of(case.cp)
+    half = len(writes) // 2
 
     for _ in range(case.times(2)):
-        tokens = [case.id("p") for _ in range(WORKERS)]
+        lasts: list[int | None] = [None] * WORKERS
+        # These end by themselves amid the first half of their writes, and near the end.
+        lasts += [case.random.randint(1, half), case.random.randint(half, len(writes))]
+        tokens = [case.id("p") for _ in lasts]
         jobs = [
             {
                 "does": "every write",
-                "with": {"token": token},
+                "with": {"token": token, "last": last},
                 "clients": ["a"],
                 "seed": 1,
             }
-            for token in tokens
+            for token, last in zip(tokens, lasts, strict=True)
         ]
 
         async with workers(case.harness, jobs) as started:
