@@ -101,36 +101,30 @@ class _Frame:
         return None
 
     def unequal(self, statement: ast.Assert) -> tuple[str, str, str] | None:
-        """Return where the two sides of a failed ``==`` differ.
+        """Return where the two sides of a failed ``==`` or ``exactly`` differ.
 
-        ``None`` where they are small, or cannot be evaluated again without a call.
+        ``None`` where they are small, or may not be evaluated again.
         """
-        test = statement.test
-        plain = (ast.Call, ast.Await, ast.NamedExpr, ast.Yield, ast.YieldFrom)
+        sides = _sides(statement.test)
 
-        if not (
-            isinstance(test, ast.Compare)
-            and len(test.ops) == 1
-            and isinstance(test.ops[0], ast.Eq)
-            and not any(isinstance(node, plain) for node in ast.walk(test))
-        ):
+        if not sides or any(map(_has_effects, sides)):
             return None
 
         # One mapping, so that the scopes of comprehensions find the local names too.
         names = {**self.frame.f_globals, **self.frame.f_locals}
 
         try:
-            sides = [
+            values = [
                 eval(compile(ast.Expression(side), "<assert>", "eval"), names)
-                for side in (test.left, test.comparators[0])
+                for side in sides
             ]
         except Exception:
             return None
 
-        if all(len(shown(side)) < SMALL for side in sides):
+        if all(len(shown(value)) < SMALL for value in values):
             return None
 
-        return difference(sides[0], sides[1], ast.unparse(test.left))
+        return difference(values[0], values[1], ast.unparse(sides[0]))
 
     def names(self, statement: ast.Assert) -> list[tuple[str, object]]:
         """Return the local variables in the statement with their values."""
@@ -145,3 +139,30 @@ class _Frame:
     def __str__(self) -> str:
         code = self.frame.f_code
         return f"{code.co_filename}:{self.line} in {code.co_name}"
+
+
+_PURE = {"dict", "len", "list", "set", "sorted", "tuple"}
+
+
+def _sides(test: ast.expr) -> list[ast.expr]:
+    """Return the two values that must be equal, if the test is about that."""
+    match test:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            return [left, right]
+        case ast.Call(func=ast.Name(id="exactly"), args=[left, right]):
+            return [left, right]
+
+    return []
+
+
+def _has_effects(expression: ast.expr) -> bool:
+    """Return whether it calls more than a function that copies or counts."""
+    effects = (ast.Await, ast.NamedExpr, ast.Yield, ast.YieldFrom)
+    return any(
+        isinstance(node, effects)
+        or (
+            isinstance(node, ast.Call)
+            and not (isinstance(node.func, ast.Name) and node.func.id in _PURE)
+        )
+        for node in ast.walk(expression)
+    )

@@ -9,6 +9,7 @@ import pytest
 from conformance.difference import check_equal, difference, shown
 from conformance.failure import Failure
 from conformance.sample_dumps import made_dump
+from conformance.sample_values import exactly
 from tests.conformance_suite.test_explain import failed
 
 LONG = "".join(f"{n}," for n in range(20_000))
@@ -72,3 +73,24 @@ def test_an_assert_shows_where_long_sides_differ() -> None:
 
     first, *_ = failed(check).seen.splitlines()
     assert first == "[m['n'] for m in loaded][700]: -1, and not 700"
+
+
+def test_a_copy_or_exactly_shows_where_it_differs() -> None:
+    """What only copies its argument is evaluated again; so is `exactly`."""
+
+    async def copied(case: Any) -> None:
+        numbers = tuple({"n": n} for n in range(1000))
+        expected = [{"n": n} for n in range(999)] + [{"n": -1}]
+        assert list(numbers) == expected
+
+    async def exact(case: Any) -> None:
+        numbers = [{"n": n} for n in range(1000)]
+        expected: list[Any] = [{"n": n} for n in range(999)] + [{"n": 999.0}]
+        assert exactly(numbers, expected)
+
+    assert failed(copied).seen.splitlines()[0] == (
+        "list(numbers)[999]['n']: 999, and not -1"
+    )
+    assert failed(exact).seen.splitlines()[0] == (
+        "numbers[999]['n']: 999, and not 999.0"
+    )
