@@ -116,7 +116,7 @@ async def every_write_is_whole(case: Case) -> None:
     writes = writes_of(case.cp)
     half = len(writes) // 2
 
-    for _ in range(case.times(2)):
+    for _ in range(case.times(1)):
         lasts: list[int | None] = [None] * WORKERS
         # These end by themselves amid the first half of their writes, and near the end.
         lasts += [case.random.randint(1, half), case.random.randint(half, len(writes))]
