@@ -202,7 +202,12 @@ async def _check_receipts(cp: object, record: CallRecord) -> None:
 @clause("handle.wrong-loop")
 async def wrong_loop(case: Case) -> None:
     """Use from another event loop raises WrongEventLoop at once and never hangs."""
-    for name, use in _calls(case, case.cp).items():
+    uses = _calls(case, case.cp)
+
+    if hasattr(case.cp, "aclose"):
+        uses["aclose"] = case.cp.aclose
+
+    for name, use in uses.items():
 
         async def elsewhere(
             name: str = name, use: Callable[[], Awaitable[object]] = use

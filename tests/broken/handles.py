@@ -99,6 +99,15 @@ class WorksInAnyLoop(Broken):
             raise Closed("broken")
 
 
+@breaks("handle.wrong-loop")
+class ClosesFromAnyLoop(Broken):
+    """Checks the loop of every operation, and closes for any other loop."""
+
+    async def aclose(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().aclose()
+
+
 @breaks("handle.wrong-loop-does-no-harm", raises="Closed")
 class ClosesInTheWrongLoop(Broken):
     def _check_usable(self) -> None:

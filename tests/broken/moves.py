@@ -368,6 +368,14 @@ class DropsResultsInSilence(Broken):
             await super().restore_thread(replace(dump, calls=calls))
 
 
+@breaks("move.refuses-invalid-dumps")
+class TakesAnyIterable(Broken):
+    """Lists the calls of a dump before it looks at them."""
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        await super().restore_thread(replace(dump, calls=list(dump.calls)))
+
+
 @breaks("limits.too-large-is-refused")
 class RestoresWithoutLimits(Broken):
     """Trusts that what another store could keep is not too large for this one."""
