@@ -298,7 +298,7 @@ def _written(row: Write, name: str, token: str, before: list[Step]) -> list[Step
     version = _version(thread, before)
     found: list[Step] = []
 
-    if row.method == "delete_thread" and not version:
+    if row.needs is not None and row.at == "thread" and not version:
         found, version = [steps.append(thread, [{"n": 1}])], 1
     elif row.at == "gone":
         found = [
@@ -358,6 +358,7 @@ async def observe(cp: Store, client: Client, abilities: list[str]) -> Any:
         loaded = await cp.load(thread)
         found[f"load({thread!r})"] = loaded and {
             "messages": loaded.messages,
+            "first": loaded.first,
             "extra": loaded.extra,
             "pending": list(map(_shown, loaded.pending)),
         }
