@@ -20,6 +20,7 @@ from cpkit import (
     MovesThreads,
     ReadsRanges,
     ToolCall,
+    TrimsThreads,
     WatchesThreads,
 )
 
@@ -32,6 +33,7 @@ class Store(
     ReadsRanges[Any],
     KeepsReceipts,
     ErasesThreads,
+    TrimsThreads,
     MovesThreads,
     WatchesThreads,
     Protocol,

@@ -33,6 +33,7 @@ from cpkit import (
     ReadsRanges,
     ThreadDump,
     ToolCall,
+    TrimsThreads,
 )
 
 __all__ = [
@@ -235,6 +236,20 @@ WRITES = [
         "forget_keys",
         needs=ErasesThreads,
     ),
+    _write("trim", "trim", lambda cp, at, _: cp.trim(at.thread, 1), needs=TrimsThreads),
+    _write(
+        "trim of all",
+        "trim",
+        lambda cp, at, _: cp.trim(at.thread, 99),
+        needs=TrimsThreads,
+    ),
+    _write(
+        "trim at a version",
+        "trim",
+        lambda cp, at, version: cp.trim(at.thread, 1, expected_version=version),
+        "expected_version",
+        needs=TrimsThreads,
+    ),
     _write(
         "restore",
         "restore_thread",
@@ -285,6 +300,12 @@ READS = [
         "load_range(-1)",
         "load_range",
         lambda cp, one: cp.load_range(one, -1),
+        needs=ReadsRanges,
+    ),
+    Read(
+        "load_range(0, 1)",
+        "load_range",
+        lambda cp, one: cp.load_range(one, 0, 1),
         needs=ReadsRanges,
     ),
     Read(

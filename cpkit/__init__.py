@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         MovesThreads,
         ReadsRanges,
         StatesDurability,
+        TrimsThreads,
         WatchesThreads,
     )
     from cpkit.records import (
@@ -85,6 +86,7 @@ __all__ = [
     "ThreadDump",
     "ThreadInfo",
     "ToolCall",
+    "TrimsThreads",
     "UnknownCall",
     "VersionConflict",
     "WatchesThreads",
@@ -123,6 +125,7 @@ _HOMES = {
     "MovesThreads": "cpkit.protocol",
     "ReadsRanges": "cpkit.protocol",
     "StatesDurability": "cpkit.protocol",
+    "TrimsThreads": "cpkit.protocol",
     "WatchesThreads": "cpkit.protocol",
     "CallRecord": "cpkit.records",
     "CheckpointData": "cpkit.records",

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cpkit.driver.ids import span
 from cpkit.errors import BackendUnavailable, VersionConflict
 from cpkit.protocol import Checkpointer, ReadsRanges
 from cpkit.records import JsonValue
@@ -84,4 +85,9 @@ async def read_range(
         return part
 
     data = await cp.load(thread_id)
-    return [] if data is None else data.messages[start:stop]
+
+    if data is None:
+        return []
+
+    first, last = span(start, stop, data.version, data.first)
+    return data.messages[first - data.first : last - data.first]

@@ -41,6 +41,7 @@ from cpkit.driver import (
     Snapshot,
     StoredCall,
     StoredDump,
+    Trim,
     Write,
     erased_call,
     from_micros,
@@ -60,14 +61,22 @@ MessageT = TypeVar("MessageT")
 
 @dataclass
 class _Thread:
-    """A thread; without times it has been deleted, and only its calls are left."""
+    """A thread; without times it has been deleted, and only its calls are left.
+
+    The first of the bodies has the position ``first``.
+    """
 
     created_at: int | None = None
     updated_at: int | None = None
     bodies: list[bytes] = field(default_factory=list)
     extra: dict[bytes, bytes] = field(default_factory=dict)
     calls: dict[str, StoredCall] = field(default_factory=dict)
+    first: int = 0
     revision: int = 0
+
+    @property
+    def version(self) -> int:
+        return self.first + len(self.bodies)
 
     def info(self, thread_id: str) -> ThreadInfo:
         issued = [call.issued_at for call in self.calls.values()]
@@ -75,7 +84,7 @@ class _Thread:
         created_at = self.created_at or min(issued)
         updated_at = self.updated_at or max(issued + resolved)
         times = from_micros(created_at), from_micros(updated_at)
-        return ThreadInfo(thread_id, len(self.bodies), *times)
+        return ThreadInfo(thread_id, self.version, *times)
 
 
 @dataclass
@@ -142,7 +151,7 @@ class MemoryStore:
     max_writes = 1
     timeout: float | None = None
     locks_threads = False
-    erases = True
+    erases = trims = True
     one_process = True
 
     def __init__(self, name: str | None = None) -> None:
@@ -182,7 +191,7 @@ class MemoryStore:
 
     def _apply(self, write: Write, data: _Data) -> Outcome:
         thread = data.thread(write.thread_id)
-        version = len(thread.bodies)
+        version = thread.version
 
         match write:
             case Append():
@@ -194,7 +203,7 @@ class MemoryStore:
                     thread.bodies += write.bodies
                     thread.extra.update(write.items)
 
-                return len(thread.bodies)
+                return thread.version
             case Merge():
                 data.change(write.thread_id, thread)
                 thread.extra.update(write.items)
@@ -235,6 +244,14 @@ class MemoryStore:
                         del data.keys[one.idempotency_key][one.attempt]
                     else:
                         data.put(one)
+            case Trim():
+                if write.expected_version not in (None, version):
+                    return Conflict(version)
+
+                removed = max(0, min(write.before, version) - thread.first)
+                del thread.bodies[:removed]
+                thread.first += removed
+                return removed
             case Restore():
                 if write.thread_id in data.threads:
                     return Conflict(version)
@@ -245,6 +262,7 @@ class MemoryStore:
 
                 times = write.created_at, write.updated_at
                 thread = _Thread(*times, list(write.bodies), dict(write.items))
+                thread.first = write.first
                 data.threads[write.thread_id] = thread
 
                 for one in write.calls:
@@ -265,9 +283,9 @@ class MemoryStore:
             if thread.created_at is None:
                 return None
 
-            version, items = len(thread.bodies), list(thread.extra.items())
-            first, last = span(start, stop, version)
-            bodies = thread.bodies[first:last]
+            version, items = thread.version, list(thread.extra.items())
+            first, last = span(start, stop, version, thread.first)
+            bodies = thread.bodies[first - thread.first : last - thread.first]
             calls = thread.calls.values()
             pending = [c for c in calls if c.status == "issued" and not c.erased]
 
@@ -315,6 +333,7 @@ class MemoryStore:
                 list(thread.calls.values()),
                 thread.created_at,
                 thread.updated_at,
+                thread.first,
             )
 
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:

@@ -4,9 +4,10 @@ Every detail is in ``docs/contract.md``; this is the short form.
 
 Terms
     A *thread* is an append-only list of messages, a small merged map (*extra*) and
-    the calls claimed in it, under an opaque id. Its *version* is the number of its
-    messages. A *call* is one attempt at a side effect. Its *idempotency key* names the
-    effect across the whole store, and at most one issued or completed call holds it.
+    the calls claimed in it, under an opaque id. Its *version* is the number of messages
+    that were appended. A *call* is one attempt at a side effect. Its *idempotency key*
+    names the effect across the whole store, and at most one issued or completed call
+    holds it.
     *Ids* are compared exactly: 1 to 512 bytes of UTF-8 without NUL.
 
 All stores
@@ -57,6 +58,7 @@ __all__ = [
     "MovesThreads",
     "ReadsRanges",
     "StatesDurability",
+    "TrimsThreads",
     "WatchesThreads",
 ]
 
@@ -71,7 +73,8 @@ class Checkpointer(Protocol[MessageT]):
         """Return one snapshot of messages, extra and pending calls.
 
         ``None`` when nothing was ever recorded for the thread. The result is the
-        caller's. Until the thread is deleted, a later load extends an earlier one.
+        caller's. Until the thread is deleted, a later load extends an earlier one, less
+        what was trimmed.
 
         Raises ``SerializationError`` where a stored message does not fit the type.
         """
@@ -175,7 +178,8 @@ class ReadsRanges(Protocol[MessageT]):
         """Return what `load` returns, with ``messages[start:stop]`` only.
 
         The slice is Python's: ``start=-20`` gives the newest twenty, ``stop=0`` none.
-        ``version`` is the thread's, and ``first`` the position where the range begins.
+        ``version`` is the thread's, and ``first`` the position where the range begins:
+        that of the oldest message left, where an older one was asked for.
         """
         ...
 
@@ -215,6 +219,26 @@ class ErasesThreads(Protocol):
         records go too, and its keys are free. A missing thread is not an error.
 
         Raises ``VersionConflict``, and deletes nothing, unless the thread is at
+        ``expected_version``; a missing thread is at version 0.
+        """
+        ...
+
+
+@runtime_checkable
+class TrimsThreads(Protocol):
+    """Can remove the oldest messages of a thread."""
+
+    async def trim(
+        self, thread_id: str, before: int, *, expected_version: int | None = None
+    ) -> int:
+        """Remove the messages below position ``before``; return how many were removed.
+
+        They are gone for good. The other messages keep their positions, and the thread
+        its version, extra, calls and times. ``first`` of a load is the position of the
+        oldest message left. A ``before`` beyond the version removes all messages. To
+        repeat a trim is safe. A missing thread is not an error.
+
+        Raises ``VersionConflict``, and removes nothing, unless the thread is at
         ``expected_version``; a missing thread is at version 0.
         """
         ...
@@ -277,6 +301,7 @@ class FullCheckpointer(
     ListsThreads,
     KeepsReceipts,
     ErasesThreads,
+    TrimsThreads,
     MovesThreads,
     WatchesThreads,
     StatesDurability,

@@ -74,8 +74,9 @@ class CheckpointData(Generic[MessageT]):
     """One consistent snapshot of a thread, the caller's to keep and to change.
 
     ``pending`` holds the issued calls, in the order in which they were claimed.
-    ``version`` is how many messages the thread has, and what ``expected_version``
-    compares. ``first`` is the position of ``messages[0]``: 0 after ``load``.
+    ``version`` is how many messages were appended, and what ``expected_version``
+    compares. ``first`` is the position of ``messages[0]``; after ``load`` it is 0, or
+    where the thread was trimmed: ``version == first + len(messages)``.
     """
 
     messages: list[MessageT]
@@ -106,6 +107,7 @@ class ThreadDump:
     ``messages`` are JSON values, whatever ``message_type`` the handle has. ``calls``
     has every attempt on record in the order of claims. ``created_at`` and
     ``updated_at`` are ``None`` where nothing but erased calls is left of the thread.
+    ``first`` is the position of ``messages[0]``, as in `CheckpointData`.
     """
 
     thread_id: str
@@ -114,6 +116,7 @@ class ThreadDump:
     calls: Sequence[CallRecord]
     created_at: datetime | None
     updated_at: datetime | None
+    first: int = 0
 
 
 class Survives(StrEnum):

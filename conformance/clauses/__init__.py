@@ -24,6 +24,7 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     erase,
     erase_fenced,
     move,
+    trim,
     watch,
     model,
     concurrent,

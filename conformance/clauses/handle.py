@@ -58,6 +58,7 @@ def _wrong_calls(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[obje
         "list_calls": lambda: cp.list_calls(""),
         "find_call": lambda: cp.find_call(""),
         "delete_thread": lambda: cp.delete_thread(""),
+        "trim": lambda: cp.trim("", 0),
         "dump_thread": lambda: cp.dump_thread(""),
         "restore_thread": lambda: cp.restore_thread(made_dump("")),
     }

@@ -187,7 +187,11 @@ def _changing(case: Case) -> list[Write]:
 @clause("threads.updated-by-every-change", ListsThreads)
 async def updated_by_every_change(case: Case) -> None:
     """updated_at moves with every write that changed something."""
-    made = [(write, Place(case.id("p"))) for write in _changing(case)]
+    made = [
+        (write, Place(case.id("p")))
+        for write in _changing(case)
+        if write.method != "trim"  # not a change by the agent
+    ]
 
     for _, place in made:
         await prepare(case.cp, place)

@@ -122,7 +122,9 @@ async def yields_each_change(case: Case) -> None:
 async def _all_writes(case: Case) -> dict[str, tuple[Write, Place]]:
     """Return every write whose yield is promised, by the thread that it changes."""
     made = [
-        one for one in await places(case, writes_of(case.cp)) if one[0].at != "gone"
+        one
+        for one in await places(case, writes_of(case.cp))
+        if one[0].at != "gone" and one[0].method != "trim"
     ]
     return {getattr(place, write.at): (write, place) for write, place in made}
 

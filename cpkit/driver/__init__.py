@@ -51,6 +51,7 @@ from cpkit.driver.writes import Snapshot as Snapshot
 from cpkit.driver.writes import StoredCall as StoredCall
 from cpkit.driver.writes import StoredDump as StoredDump
 from cpkit.driver.writes import StoreFailure as StoreFailure
+from cpkit.driver.writes import Trim as Trim
 from cpkit.driver.writes import Write as Write
 from cpkit.driver.writes import erased_call as erased_call
 from cpkit.driver.writes import issued_call as issued_call

@@ -17,7 +17,7 @@ from cpkit.driver.store import (
     StoresReceipts,
     StoresThreadLists,
 )
-from cpkit.driver.writes import Erase
+from cpkit.driver.writes import Erase, Trim
 from cpkit.errors import PayloadTooLarge
 from cpkit.records import CallRecord, ThreadDump, ThreadInfo
 
@@ -70,6 +70,23 @@ class _Erases(Handle[MessageT]):
         await self._commits.run(Erase(thread_id, bool(forget_keys), expected_version))
 
 
+class _Trims(Handle[MessageT]):
+    async def trim(
+        self, thread_id: str, before: int, *, expected_version: int | None = None
+    ) -> int:
+        self._check()
+        thread_id = check_id("thread_id", thread_id)
+        before = check_version(before, "before")
+
+        if expected_version is not None:
+            expected_version = check_version(expected_version)
+
+        removed: int = await self._commits.run(
+            Trim(thread_id, before, expected_version)
+        )
+        return removed
+
+
 class _Moves(Handle[MessageT]):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
         self._check()
@@ -83,6 +100,9 @@ class _Moves(Handle[MessageT]):
         write = encode_dump(self._codec, dump)
         limit = self.store.limits.max_append
 
+        if write.first and not isinstance(self, _Trims):
+            raise ValueError(f"{self.store.name} cannot hold a trimmed thread")
+
         if write.size > limit:
             raise PayloadTooLarge((), write.size, limit, "the engine's limit")
 
@@ -90,7 +110,11 @@ class _Moves(Handle[MessageT]):
 
 
 class FullHandle(
-    _Lists[MessageT], _Receipts[MessageT], _Erases[MessageT], _Moves[MessageT]
+    _Lists[MessageT],
+    _Receipts[MessageT],
+    _Erases[MessageT],
+    _Trims[MessageT],
+    _Moves[MessageT],
 ):
     """A handle with every optional protocol."""
 
@@ -118,6 +142,7 @@ def handle_over(
         _Lists: isinstance(store, StoresThreadLists),
         _Receipts: isinstance(store, StoresReceipts),
         _Erases: store.erases,
+        _Trims: getattr(store, "trims", False),
         _Moves: isinstance(store, StoresDumps),
     }
     mixins = tuple(one for one, is_supported in supported.items() if is_supported)

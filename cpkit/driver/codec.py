@@ -327,13 +327,13 @@ class Codec(Generic[MessageT]):
         return body
 
 
-def check_version(version: int) -> int:
-    """Return an ``expected_version`` as a store compares it."""
+def check_version(version: int, name: str = "expected_version") -> int:
+    """Return a version, or another position, as a store compares it."""
     if type(version) is not int:
-        raise TypeError("expected_version must be an int or None")
+        raise TypeError(f"{name} must be an int, not {type(version).__name__}")
 
     if version < 0:
-        raise ValueError("expected_version must not be negative")
+        raise ValueError(f"{name} must not be negative")
 
     return min(version, _MAX_VERSION)
 

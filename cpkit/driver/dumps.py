@@ -18,9 +18,9 @@ from cpkit.records import CallRecord, CallStatus, ThreadDump
 
 __all__ = ["decode_dump", "encode_dump"]
 
-# What every store can count, with room for later attempts and times. Lua counts in
-# floats, which keep 53 bits of microseconds, up to June 2255.
-_MAX_ATTEMPT = 1_000_000_000
+# What every store can count, with room for later messages, attempts and times. Lua
+# counts in floats, which keep 53 bits of microseconds, up to June 2255.
+_MAX_COUNT = 1_000_000_000
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2255, 1, 1, tzinfo=UTC)
 
 _PLAIN_JSON: Codec[Any] = Codec(Any)
@@ -31,11 +31,12 @@ def decode_dump(codec: Codec[Any], thread_id: str, stored: StoredDump) -> Thread
     created_at, updated_at = stored.created_at, stored.updated_at
     return ThreadDump(
         thread_id,
-        _PLAIN_JSON.messages(stored.bodies, thread_id),
+        _PLAIN_JSON.messages(stored.bodies, thread_id, stored.first),
         codec.extra(stored.items, thread_id),
         codec.records(stored.calls),
         None if created_at is None else from_micros(created_at),
         None if updated_at is None else from_micros(updated_at),
+        stored.first,
     )
 
 
@@ -47,7 +48,11 @@ def encode_dump(codec: Codec[Any], dump: ThreadDump) -> Restore:
     if not isinstance(dump, ThreadDump):
         raise TypeError(f"dump must be a ThreadDump, not {type(dump).__name__}")
 
-    thread_id = check_id("thread_id", dump.thread_id)
+    thread_id, first = check_id("thread_id", dump.thread_id), dump.first
+
+    if type(first) is not int or not 0 <= first <= _MAX_COUNT:
+        raise ValueError(f"first is an int from 0 to {_MAX_COUNT}, not {first!r}")
+
     check_sequence("messages", dump.messages)
     check_sequence("calls", dump.calls)
     bodies = [codec.encode(one, (i,)) for i, one in enumerate(dump.messages)]
@@ -58,7 +63,7 @@ def encode_dump(codec: Codec[Any], dump: ThreadDump) -> Restore:
     _check_keys(calls)
     created_at = None if dump.created_at is None else _micros(dump.created_at)
     updated_at = None if dump.updated_at is None else _micros(dump.updated_at)
-    has_content = bodies or items or not all(call.erased for call in calls)
+    has_content = bodies or first or items or not all(one.erased for one in calls)
 
     if created_at is None or updated_at is None:
         if created_at is not updated_at or has_content or not calls:
@@ -72,7 +77,8 @@ def encode_dump(codec: Codec[Any], dump: ThreadDump) -> Restore:
             f"created_at {dump.created_at} is after updated_at {dump.updated_at}"
         )
 
-    return Restore(thread_id, bodies, items, calls, created_at, updated_at, size)
+    times = created_at, updated_at
+    return Restore(thread_id, bodies, items, calls, *times, size, first)
 
 
 def _micros(time: datetime) -> int:
@@ -97,8 +103,8 @@ def _encode_call(codec: Codec[Any], thread_id: str, record: CallRecord) -> Store
         f"has status {status!r} and resolved_at {resolved_at}": (
             status in get_args(CallStatus) and (resolved_at is None) == is_issued
         ),
-        f"has attempt {attempt!r}, not an int from 1 to {_MAX_ATTEMPT}": (
-            type(attempt) is int and 1 <= attempt <= _MAX_ATTEMPT
+        f"has attempt {attempt!r}, not an int from 1 to {_MAX_COUNT}": (
+            type(attempt) is int and 1 <= attempt <= _MAX_COUNT
         ),
         "is issued or erased, but has a result": keeps_result or record.result is None,
         "is erased, but has args": not (record.erased and record.call.args),

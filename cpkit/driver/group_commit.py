@@ -19,6 +19,7 @@ from cpkit.driver.writes import (
     Outcome,
     StoredCall,
     StoreFailure,
+    Trim,
     Write,
 )
 from cpkit.errors import CheckpointerError, KeyTaken, VersionConflict
@@ -262,4 +263,4 @@ class GroupCommit:
 
 
 def _changes_keys(write: Write) -> bool:
-    return not isinstance(write, Append | Merge)
+    return not isinstance(write, Append | Merge | Trim)

@@ -63,8 +63,13 @@ def prefix_end(prefix: str) -> str | None:
     return None
 
 
-def span(start: object, stop: object, version: int) -> tuple[int, int]:
-    """Return the first position of a slice, and the position after its last."""
+def span(
+    start: object, stop: object, version: int, trimmed: int = 0
+) -> tuple[int, int]:
+    """Return the first position of a slice, and the position after its last.
+
+    Messages below the position ``trimmed`` are gone.
+    """
     if type(start) is not int:
         raise TypeError("start must be an int")
 
@@ -72,6 +77,7 @@ def span(start: object, stop: object, version: int) -> tuple[int, int]:
         raise TypeError("stop must be an int or None")
 
     first, last, _ = slice(start, stop).indices(version)
+    first = max(first, trimmed)
     return first, max(first, last)
 
 

@@ -106,7 +106,7 @@ class Store(Protocol):
 
     @property
     def erases(self) -> bool:
-        """Whether ``commit`` takes `Erase`."""
+        """Whether ``commit`` takes `Erase`. With ``trims = True`` it takes `Trim`."""
 
     async def open(self) -> None:
         """Connect, create or migrate what is missing, and check what exists.

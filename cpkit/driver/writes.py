@@ -27,6 +27,7 @@ __all__ = [
     "StoreFailure",
     "StoredCall",
     "StoredDump",
+    "Trim",
     "Write",
     "erased_call",
     "issued_call",
@@ -127,13 +128,28 @@ class Erase(NamedTuple):
     size: int = 0
 
 
+class Trim(NamedTuple):
+    """Remove the messages below the position ``before``; all, if it is too high.
+
+    Positions, version, extra, calls and times stay: the thread goes on at its version
+    when nothing is left. Outcome: how many messages were removed, 0 for a missing
+    thread, or `Conflict` as of an `Erase`.
+    """
+
+    thread_id: str
+    before: int
+    expected_version: int | None = None
+    size: int = 0
+
+
 class Restore(NamedTuple):
     """Create a thread exactly as it was dumped; ``calls`` are in the order of claims.
 
-    ``created_at`` and ``updated_at`` are ``None`` where there is nothing but erased
-    calls. Outcome: ``None``; `Conflict` where the thread or any call of its id is on
-    record; `KeyHeld` where a call of another thread stands in the way. Of each key all
-    attempt numbers must differ, and only the newest may be issued or completed.
+    The first of the ``bodies`` has the position ``first``. ``created_at`` and
+    ``updated_at`` are ``None`` where there is nothing but erased calls. Outcome:
+    ``None``; `Conflict` where the thread or any call of its id is on record; `KeyHeld`
+    where a call of another thread stands in the way. Of each key all attempt numbers
+    must differ, and only the newest may be issued or completed.
     """
 
     thread_id: str
@@ -143,9 +159,10 @@ class Restore(NamedTuple):
     created_at: int | None
     updated_at: int | None
     size: int = 0
+    first: int = 0
 
 
-Write: TypeAlias = Append | Merge | Claim | Resolve | Erase | Restore
+Write: TypeAlias = Append | Merge | Claim | Resolve | Erase | Trim | Restore
 
 
 class Conflict(NamedTuple):
@@ -193,8 +210,9 @@ Outcome: TypeAlias = int | None | StoredCall | Conflict | KeyHeld
 class Snapshot(NamedTuple):
     """A thread, or a range of its messages, at one moment.
 
-    ``messages`` are decoded; the first one stands at position ``first``. ``pending``
-    has the calls that are issued and not erased, in the order of claims.
+    ``messages`` are decoded; the first one stands at position ``first``, which is not
+    below that of the oldest message left (see `span`), also where none is in the range.
+    ``pending`` has the calls that are issued and not erased, in the order of claims.
     """
 
     messages: list[Any]
@@ -212,6 +230,7 @@ class StoredDump(NamedTuple):
     calls: Sequence[StoredCall]
     created_at: int | None
     updated_at: int | None
+    first: int = 0
 
 
 def issued_call(write: Claim, newest: StoredCall | None, now: int) -> StoredCall:

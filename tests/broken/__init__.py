@@ -36,6 +36,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     servers,
     sizes,
     texts,
+    trimming,
     unsynced_servers,
     values,
     waiting,

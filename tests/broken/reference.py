@@ -55,6 +55,12 @@ class Thread:
     updated_at: int
     bodies: list[bytes] = field(default_factory=list)
     extra: dict[bytes, bytes] = field(default_factory=dict)
+    first: int = 0
+    """The position of the first message that is left."""
+
+    @property
+    def version(self) -> int:
+        return self.first + len(self.bodies)
 
 
 @dataclass
@@ -251,9 +257,9 @@ class Reference:
             if thread is None:
                 return None
 
-            version = len(thread.bodies)
-            first, last = span(start, stop, version)
-            bodies = thread.bodies[first:last]
+            version = thread.version
+            first, last = span(start, stop, version, thread.first)
+            bodies = thread.bodies[first - thread.first : last - thread.first]
             extra = list(thread.extra.items())
             calls = self._store.of_thread(thread_id)
 
@@ -282,7 +288,7 @@ class Reference:
 
         with self._store.lock:
             thread = self._store.threads.get(write.thread_id)
-            version = len(thread.bodies) if thread else 0
+            version = thread.version if thread else 0
 
             if write.expected_version not in (None, version):
                 raise VersionConflict(write.thread_id, write.expected_version, version)
@@ -294,7 +300,7 @@ class Reference:
             thread.bodies += write.bodies
             thread.extra.update(write.items)
             self._changed(write.thread_id, "append")
-            return len(thread.bodies)
+            return thread.version
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         await self._begin()
@@ -418,7 +424,7 @@ class Reference:
 
         return ThreadInfo(
             thread_id,
-            len(thread.bodies),
+            thread.version,
             from_micros(thread.created_at),
             from_micros(thread.updated_at),
         )
@@ -472,7 +478,7 @@ class Reference:
 
         with self._store.lock:
             thread = self._store.threads.get(thread_id)
-            version = len(thread.bodies) if thread else 0
+            version = thread.version if thread else 0
 
             if expected_version not in (None, version):
                 raise VersionConflict(thread_id, expected_version or 0, version)
@@ -495,6 +501,28 @@ class Reference:
                 if not self._store.attempts[key]:
                     del self._store.attempts[key]
 
+    async def trim(
+        self, thread_id: str, before: int, *, expected_version: int | None = None
+    ) -> int:
+        await self._begin()
+        thread_id = check_id("thread_id", thread_id)
+        before = check_version(before, "before")
+
+        if expected_version is not None:
+            expected_version = check_version(expected_version)
+
+        with self._store.lock:
+            thread = self._store.threads.get(thread_id) or Thread(0, 0)
+
+            if expected_version not in (None, thread.version):
+                raise VersionConflict(thread_id, expected_version or 0, thread.version)
+
+            removed = max(0, min(before, thread.version) - thread.first)
+            del thread.bodies[:removed]
+            thread.first += removed
+            self._changed(thread_id, "trim")
+            return removed
+
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
         await self._begin()
         thread_id = check_id("thread_id", thread_id)
@@ -513,6 +541,7 @@ class Reference:
                 calls,
                 None if thread is None else thread.created_at,
                 None if thread is None else thread.updated_at,
+                alive.first,
             )
 
         return decode_dump(self._codec, thread_id, dump)
@@ -525,7 +554,7 @@ class Reference:
             thread = self._store.threads.get(write.thread_id)
 
             if thread is not None or self._store.of_thread(write.thread_id):
-                actual = len(thread.bodies) if thread else 0
+                actual = thread.version if thread else 0
                 raise VersionConflict(write.thread_id, 0, actual)
 
             for call in write.calls:
@@ -538,6 +567,7 @@ class Reference:
             if write.created_at is not None and write.updated_at is not None:
                 thread = Thread(write.created_at, write.updated_at, write.bodies)
                 thread.extra.update(write.items)
+                thread.first = write.first
                 self._store.threads[write.thread_id] = thread
 
             for call in write.calls:
