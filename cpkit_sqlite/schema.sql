@@ -3,8 +3,8 @@
 BEGIN IMMEDIATE;
 
 -- An append does not set updated_at: the time of the last message counts as well.
--- Reserved, and 0 until threads can be trimmed: messages before the position `trimmed`
--- are gone, so the version of a thread without messages is `trimmed`. A restored row is stored later than it was created.
+-- Messages below the position `trimmed` are gone, so the version of a thread without
+-- messages is `trimmed`. A restored row is stored later than it was created.
 CREATE TABLE IF NOT EXISTS cpkit_threads (
     number INTEGER PRIMARY KEY,
     thread_id TEXT NOT NULL UNIQUE,

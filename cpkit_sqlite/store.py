@@ -56,6 +56,7 @@ from cpkit.driver import (
     StoredCall,
     StoredDump,
     StoreInfo,
+    Trim,
     Write,
     from_micros,
     issued_call,
@@ -105,7 +106,7 @@ class SQLiteStore:
     max_writes = 256
     timeout = None  # a thread cannot be cancelled; busy_timeout limits its waits
     locks_threads = False
-    erases = True
+    erases = trims = True
 
     def __init__(self, path: str, options: SQLiteOptions | None = None) -> None:
         self.name = f"sqlite:///{path}"
@@ -353,7 +354,7 @@ def _path(url: str) -> str:
 # Writes, in the thread
 
 # A row of `queries.HEAD`: a thread's number, its version, the time of its last message,
-# and its first position; zeros for a missing thread.
+# and the position of its first; zeros for a missing thread.
 _Head: TypeAlias = tuple[int, int, int, int]
 # The heads that appends of a batch have left: of many appends to one thread only the
 # first asks for it. Other writes clear it.
@@ -438,6 +439,24 @@ def _erase(db: _DB, write: Erase, now: int, heads: _Heads) -> Outcome:
     return None
 
 
+def _trim(db: _DB, write: Trim, now: int, heads: _Heads) -> Outcome:
+    heads.clear()
+    number, version, last, first = _head(db, write.thread_id)
+
+    if write.expected_version not in (None, version):
+        return Conflict(version)
+
+    before = min(write.before, version)
+
+    if before <= first:
+        return 0
+
+    keys = (number << 32) + first, (number << 32) + before
+    db.execute(queries.DELETE_MESSAGES, keys)
+    db.execute(queries.SET_TRIMMED, (before, last, number))
+    return before - first
+
+
 def _restore(db: _DB, write: Restore, now: int, heads: _Heads) -> Outcome:
     heads.clear()
     thread_id, created, updated = write.thread_id, write.created_at, write.updated_at
@@ -453,7 +472,8 @@ def _restore(db: _DB, write: Restore, now: int, heads: _Heads) -> Outcome:
             return KeyHeld(call.idempotency_key, others[0].thread_id)
 
     if created is not None and updated is not None:
-        db.execute(queries.TOUCH_THREAD, (thread_id, created, updated, now))
+        row = db.execute(queries.TOUCH_THREAD, (thread_id, created, updated, now))
+        db.execute(queries.SET_TRIMMED, (write.first, updated, row.lastrowid))
         _append(db, Append(thread_id, write.bodies, None, write.items), updated, heads)
         db.execute(queries.SET_UPDATED, (updated, thread_id))
 
@@ -467,6 +487,7 @@ _APPLY: dict[type[Write], Callable[..., Outcome]] = {
     Claim: _claim,
     Resolve: _resolve,
     Erase: _erase,
+    Trim: _trim,
     Restore: _restore,
 }
 
@@ -482,8 +503,7 @@ def _snapshot(
     if not number:
         return None
 
-    first, end = span(start, stop, version)
-    first = max(first, trimmed)
+    first, end = span(start, stop, version, trimmed)
     keys = (number << 32) + first, (number << 32) + end
 
     # Closed after an error too: an open statement keeps its snapshot, and the
@@ -491,7 +511,7 @@ def _snapshot(
     with closing(db.execute(queries.MESSAGES, keys)) as rows:
         found = decode(map(itemgetter(0), rows), first)
 
-    if missing := max(end - first, 0) - len(found):
+    if missing := end - first - len(found):
         where = f"messages {first} to {end - 1}"
         raise CorruptThread(thread_id, where, f"{missing} of them are missing")
 
@@ -533,7 +553,7 @@ def _dump(db: _DB, thread_id: str) -> StoredDump | None:
 
     info = _threads(db, thread_id, None, 1, False)[0]
     times = to_micros(info.created_at), to_micros(info.updated_at)
-    return StoredDump(found.messages, found.items, calls, *times)
+    return StoredDump(found.messages, found.items, calls, *times, found.first)
 
 
 def _markers(db: _DB, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
