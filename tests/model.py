@@ -22,6 +22,7 @@ from cpkit.driver import (
     StoresDumps,
     StoresReceipts,
     StoresThreadLists,
+    Trim,
     Write,
 )
 from cpkit.memory import MemoryStore
@@ -72,7 +73,7 @@ def some_write(chance: random.Random) -> Write:
     thread_id = chance.choice(THREADS)
     items = [(b'"%d"' % chance.randrange(3), b"%d" % chance.randrange(99))]
 
-    match chance.choice("aaammccccrrrreeRR"):
+    match chance.choice("aaaammccccrrrreetttRR"):
         case "a":
             bodies = [b'{"n":%d}' % i for i in range(chance.randrange(3))]
             expected = chance.choice((None, None, 0, 1, 2))
@@ -88,13 +89,18 @@ def some_write(chance: random.Random) -> Write:
         case "e":
             expected = chance.choice((None, None, 0, 1))
             return Erase(thread_id, chance.random() < 0.5, expected)
+        case "t":
+            expected = chance.choice((None, None, 1, 2, 3))
+            return Trim(thread_id, chance.randrange(5), expected)
         case _:
             calls = [some_call(chance, thread_id)]
 
             if chance.random() < 0.5 and all(call.erased for call in calls):
                 return Restore(thread_id, [], [], calls, None, None)
 
-            return Restore(thread_id, [b"{}"], items, calls, 500, 600)
+            first = chance.choice((0, 0, 1, 3))
+            bodies = [b"{}"] * chance.choice((0, 1, 1, 2))
+            return Restore(thread_id, bodies, items, calls, 500, 600, 0, first)
 
 
 async def state(store: Store) -> list[Any]:

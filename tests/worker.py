@@ -52,6 +52,19 @@ async def write_for_ever(url: str, name: str) -> None:
             report(["completed", call.call_id])
 
 
+async def trim_for_ever(url: str, name: str, left: int) -> None:
+    """Append two messages and trim the thread to the last ones, and report both."""
+    store: Any = open_checkpointer(url)
+
+    async with store as cp:
+        for i in range(1_000_000):
+            body: Any = [{"by": name, "i": i, "half": half} for half in (0, 1)]
+            version = await cp.append("t", body)
+            report(["append", version])
+            await cp.trim("t", max(0, version - left))
+            report(["trim", max(0, version - left)])
+
+
 async def drop_rights(place: str) -> None:
     """Give up root's rights, so that permissions count for this process.
 
@@ -66,7 +79,7 @@ async def drop_rights(place: str) -> None:
         os.setuid(UNPRIVILEGED)
 
 
-COMMANDS = (append_one, mixed, write_for_ever)
+COMMANDS = (append_one, mixed, write_for_ever, trim_for_ever)
 
 if __name__ == "__main__":
     serve(*COMMANDS)

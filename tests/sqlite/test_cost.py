@@ -25,6 +25,7 @@ OPERATIONS: dict[str, Operation] = {
     "save_extra": lambda cp: cp.save_extra("t", {"a": 1, "b": 2}),
     "record_issued": lambda cp: cp.record_issued("t", CALL),
     "record_result": lambda cp: cp.record_result("t", "c", {"ok": True}),
+    "trim": lambda cp: cp.trim("t", 1),
     "delete_thread": lambda cp: cp.delete_thread("t"),
     "load": lambda cp: cp.load("t"),
     "read": lambda cp: cp.read("t", -1),
@@ -33,7 +34,8 @@ OPERATIONS: dict[str, Operation] = {
     "list_calls": lambda cp: cp.list_calls("t"),
     "list_threads": lambda cp: cp.list_threads(prefix="t"),
 }
-WRITES = {"append", "save_extra", "record_issued", "record_result", "delete_thread"}
+CALLS = {"record_issued", "record_result"}
+WRITES = {"append", "save_extra", *CALLS, "trim", "delete_thread"}
 
 
 @pytest.fixture
@@ -113,7 +115,43 @@ async def test_a_write_that_changes_nothing_syncs_nothing(
         await cp.record_issued("t", ToolCall("other", "tool", {}, "key"))
         await cp.record_result("t", "c", 2)
         await cp.delete_thread("not there")
+        await cp.trim("t", 0)
+        await cp.trim("not there", 1)
         assert syncs.take() == 0
+
+
+async def test_a_trim_is_one_delete_and_one_update(
+    statements: tuple[Store, list[str]],
+) -> None:
+    """It finds the messages by a range of keys, however many there are."""
+    cp, ran = statements
+    await cp.append("t", [{}] * 500)
+    ran.clear()
+    assert await cp.trim("t", 400) == 400
+    words = [statement.split()[0] for statement in ran]
+    assert words == ["BEGIN", "SELECT", "DELETE", "UPDATE", "COMMIT"]
+
+
+async def test_a_thread_of_the_last_messages_takes_the_same_pages(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """SQLite reuses the pages of messages that were trimmed."""
+
+    async def pages(cp: Store) -> int:
+        for _ in range(20):
+            version = await cp.append("t", [{"pad": "x" * 1000}] * 20)
+            await cp.trim("t", max(0, version - 50))
+
+        return int(raw.execute("PRAGMA page_count").fetchone()[0])
+
+    async with Store(path) as cp:
+        first = await pages(cp)
+        assert await pages(cp) <= first
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.first, len(data.messages)) == (750, 50)
+        (kept,) = raw.execute("SELECT count(*) FROM cpkit_messages").fetchone()
+        assert kept == 50
 
 
 async def test_durability_normal_does_not_sync(path: str) -> None:

@@ -138,6 +138,22 @@ async def test_a_version_counts_messages_that_were_trimmed(
         assert await cp.read("t", 0, 1) == []
 
 
+async def test_a_trim_leaves_what_the_format_says(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """The rows are gone, ``trimmed`` is set, and the time of the last message stays."""
+    async with Store(path) as cp:
+        await cp.append("t", [{"n": n} for n in range(3)])
+        (listed,) = await cp.list_threads()
+        await cp.trim("t", 2)
+        keys = raw.execute("SELECT key & 0xFFFFFFFF FROM cpkit_messages").fetchall()
+        assert keys == [(2,)]
+        await cp.trim("t", 9)
+        assert raw.execute("SELECT count(*) FROM cpkit_messages").fetchone() == (0,)
+        assert raw.execute("SELECT trimmed FROM cpkit_threads").fetchone() == (3,)
+        assert await cp.list_threads() == [listed]
+
+
 async def test_any_text_comes_back(path: str) -> None:
     """Lone surrogates are escapes in JSON, and NUL is a character like others."""
     text = "\ud83d \ude00\ud83d \0 é \U0001f600 \\ud83d"

@@ -19,6 +19,7 @@ from cpkit import (
 )
 from cpkit_sqlite import SQLiteCheckpointer
 from tests.processes import Workers
+from tests.sweeps import sweep
 
 
 def loaded(url: str, thread_id: str) -> CheckpointData[dict[str, Any]]:
@@ -51,6 +52,40 @@ def test_bytes_after_the_last_commit_of_the_log_are_ignored(
     second.ask("append_one", f"sqlite:///{path}")
     assert loaded(f"sqlite:///{path}", "shared").version == 1
     assert loaded(f"sqlite:///{path}", "t").version == before
+
+
+@pytest.mark.parametrize("rounds", sweep([1, 5], [1]))
+def test_a_trim_of_a_killed_process_is_done_or_not_done(
+    tmp_path: Path, workers: Workers, rounds: int
+) -> None:
+    """Nothing newer than the cut is lost, and nothing older comes back.
+
+    Two processes append and trim one thread meanwhile, and this one loads it.
+    """
+    url, first = f"sqlite:///{tmp_path}/agent.db", 0
+
+    for round_ in range(rounds):
+        both = workers(2)
+
+        for n, worker in enumerate(both):
+            worker.tell("trim_for_ever", url, f"w{round_}.{n}", 5)
+
+        said = [worker.answer() for worker in both for _ in range(20 + 7 * round_)]
+        seen = [loaded(url, "t")]
+        said += [line for worker in both for line in worker.kill()]
+        seen.append(loaded(url, "t"))
+
+        for data in seen:
+            assert data.version == data.first + len(data.messages)
+            assert first <= data.first
+            first = data.first
+            halves = [message["half"] for message in data.messages]
+            assert halves == [n % 2 for n in range(data.first, data.version)]
+
+        # One append and one trim of each process can be stored without an answer.
+        last = {kind: max(at for one, at in said if one == kind) for kind, _ in said}
+        assert last["append"] <= seen[1].version <= last["append"] + 4
+        assert last["trim"] <= first <= seen[1].version
 
 
 async def test_a_file_locked_too_long_is_unavailable_and_then_works_again(
