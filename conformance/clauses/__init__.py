@@ -30,6 +30,7 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     concurrent,
     moments,
     linearizable,
+    trim_races,
     cancel,
     cancel_order,
     clock,

@@ -40,7 +40,7 @@ LATE_WRITES = len(PROCESSES) * len(TASKS)
 """Writes that a store may still apply after the kill: one unanswered by each client."""
 
 
-async def _killed(case: Case, does: str, **options: Any) -> list[Op]:
+async def killed(case: Case, does: str, **options: Any) -> list[Op]:
     """Start writing processes, kill each at a random moment, and return the history.
 
     Each printed line is an acknowledgement, even if it was still in the pipe when the
@@ -74,7 +74,7 @@ async def writes_survive(case: Case) -> None:
     """After SIGKILL every acknowledged append and merge is stored whole."""
     for _ in range(case.times(4)):
         threads = [case.id() for _ in range(2)]
-        history = await _killed(case, "threads", threads=threads)
+        history = await killed(case, "threads", threads=threads)
 
         async with case.open() as reopened:
             await check_threads(reopened, threads, history)
@@ -100,7 +100,7 @@ async def claims_survive(case: Case) -> None:
         keys = [case.id("key") for _ in range(4)]
         clients = [f"{process}{task}" for process in PROCESSES for task in TASKS]
         threads = {client: case.id() for client in clients}
-        history = await _killed(case, "keys", threads=threads, keys=keys)
+        history = await killed(case, "keys", threads=threads, keys=keys)
 
         async with case.open() as reopened:
             await check_keys(reopened, keys, history)
@@ -216,7 +216,7 @@ async def earlier_stays(case: Case) -> None:
         before.append(loaded)
 
     for _ in range(case.times(2)):
-        await _killed(case, "threads", threads=threads)
+        await killed(case, "threads", threads=threads)
 
     async with case.open() as reopened:
         for thread, early in zip(threads, before, strict=True):

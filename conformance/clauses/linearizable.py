@@ -212,7 +212,7 @@ PACE = 0.002
 """Seconds between operations: a fast store would end one process before the next."""
 
 
-async def _in_processes(case: Case, does: str, **options: Any) -> list[Op]:
+async def in_processes(case: Case, does: str, **options: Any) -> list[Op]:
     """Run a client in each process, and return their history."""
     jobs = [
         {
@@ -234,9 +234,7 @@ async def _in_processes(case: Case, does: str, **options: Any) -> list[Op]:
 async def threads_in_processes(case: Case) -> None:
     """Appends, merges, loads and ranges of concurrent processes are linearizable."""
     threads = [case.id() for _ in range(2)]
-    history = await _in_processes(
-        case, "threads", threads=threads, count=case.times(25)
-    )
+    history = await in_processes(case, "threads", threads=threads, count=case.times(25))
     await check_threads(case.cp, threads, history)
 
 
@@ -245,7 +243,7 @@ async def keys_in_processes(case: Case) -> None:
     """Claims and results of concurrent processes are linearizable."""
     keys = [case.id("key") for _ in range(4)]
     threads = {client: case.id() for client in PROCESSES}
-    history = await _in_processes(
+    history = await in_processes(
         case, "keys", threads=threads, keys=keys, count=case.times(25), pace=PACE
     )
     await check_keys(case.cp, keys, history)
@@ -282,7 +280,7 @@ async def threads_at_one_instant(case: Case) -> None:
     """Operations that processes begin on a thread at one instant are linearizable."""
     meeting = await _meeting(case)
     deletes = isinstance(case.cp, ErasesThreads)
-    history = await _in_processes(case, "meet at threads", **meeting, deletes=deletes)
+    history = await in_processes(case, "meet at threads", **meeting, deletes=deletes)
     threads = list(dict.fromkeys(op.subject for op in history))
     await check_threads(case.cp, threads, history)
 
@@ -290,6 +288,6 @@ async def threads_at_one_instant(case: Case) -> None:
 @clause("linearizable.keys-at-one-instant", "processes", level=CONCURRENT, deadline=50)
 async def keys_at_one_instant(case: Case) -> None:
     """Claims that processes begin on a key at one instant are linearizable."""
-    history = await _in_processes(case, "meet at keys", **await _meeting(case))
+    history = await in_processes(case, "meet at keys", **await _meeting(case))
     keys = list(dict.fromkeys(op.subject for op in history))
     await check_keys(case.cp, keys, history)

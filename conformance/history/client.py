@@ -18,11 +18,12 @@ async def use_threads(
     pace: float = 0,
     *,
     deletes: bool = False,
+    trims: bool = False,
 ) -> None:
     """Append, merge, load and load ranges, on threads that other clients use too.
 
     ``pace`` is in seconds between operations. With ``deletes`` the client also deletes
-    threads, and dumps and restores them where the store can.
+    threads, and dumps and restores them where the store can; with ``trims`` it trims.
     """
     versions = dict.fromkeys(threads, 0)
 
@@ -63,6 +64,12 @@ async def use_threads(
             token = f"{recorder.client}.{n}"
             await _delete(recorder, random, thread, token, versions[thread])
             versions[thread] = _last_version(recorder, thread, versions[thread])
+
+        if trims and random.random() < 0.3:
+            version = versions[thread]
+            before = random.choice((1, 2, max(0, version - 1), version, version + 1))
+            await recorder.trim(thread, before, random.choice((None, None, version)))
+            versions[thread] = _last_version(recorder, thread, version)
 
 
 async def use_keys(

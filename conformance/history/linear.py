@@ -181,9 +181,9 @@ def _without_unseen(history: list[Op]) -> list[Op]:
     took effect is visible there. A merge whose values are never visible explains no
     answer. So both can be left out. With them the search would try each subset.
 
-    A deletion hides such effects, so a history with deletions keeps everything.
+    A deletion or a trim hides such effects, so a history with one keeps everything.
     """
-    if any(op.kind == "delete_thread" for op in history):
+    if any(op.kind in ("delete_thread", "trim") for op in history):
         return history
 
     return _without_effect_on_answers(history)

@@ -26,7 +26,10 @@ class Model(Protocol):
 
 
 class _Thread:
-    """Messages by token, and extra; the state is ``(tokens, extra's items)``."""
+    """Messages by token, and extra; the state is ``(tokens, extra's items)``.
+
+    ``None`` stands in the place of each message that was trimmed.
+    """
 
     initial: State = ((), ())
 
@@ -53,6 +56,16 @@ class _Thread:
 
             return self.initial, ("deleted",)
 
+        if op.kind == "trim":
+            before, expected = op.args
+
+            if expected not in (None, len(tokens)):
+                return state, ("conflict", len(tokens))
+
+            cut = tokens[:before]
+            left = (None,) * len(cut) + tokens[len(cut) :]
+            return (left, extra), ("trimmed", len(_left(cut)))
+
         if op.kind == "restore_thread":
             if state != self.initial:
                 return state, ("conflict", len(tokens))
@@ -61,7 +74,7 @@ class _Thread:
 
         if op.kind == "read":
             start, stop = op.args
-            return state, ("read", tokens[start:stop])
+            return state, ("read", _left(tokens[start:stop]))
 
         assert op.kind in ("load", "load_range", "dump_thread")
 
@@ -70,9 +83,13 @@ class _Thread:
 
         if op.kind == "load_range":
             start, stop = op.args
-            return state, ("part", tokens[start:stop], extra, len(tokens))
+            return state, ("part", _left(tokens[start:stop]), extra, len(tokens))
 
         return state, ("loaded", tokens, extra)
+
+
+def _left(tokens: State) -> State:
+    return tuple(token for token in tokens if token is not None)
 
 
 def _merged(extra: State, items: State) -> State:

@@ -82,6 +82,9 @@ def _given(op: Op) -> str:
             given = [f"messages={shown(list(tokens))}", f"extra={shown(dict(items))}"]
         case "record_result", (call_id, status, result):
             given = [shown(call_id), shown(result), f"success={status == 'completed'}"]
+        case "trim", (before, expected):
+            given = [f"{before}"]
+            given += [] if expected is None else [f"expected_version={expected}"]
         case "delete_thread", (expected,):
             given = [] if expected is None else [f"expected_version={expected}"]
         case "delete_thread", (client, forget_keys):

@@ -17,6 +17,7 @@ from cpkit import (
     MovesThreads,
     ReadsRanges,
     ToolCall,
+    TrimsThreads,
     UnknownCall,
     VersionConflict,
 )
@@ -43,6 +44,7 @@ class Recorder:
         self.keeps_receipts = isinstance(cp, KeepsReceipts)
         self.moves_threads = isinstance(cp, MovesThreads)
         self.reads_ranges = isinstance(cp, ReadsRanges)
+        self.trims_threads = isinstance(cp, TrimsThreads)
         self._sink = sink
 
     async def append(
@@ -82,7 +84,8 @@ class Recorder:
             if loaded is None:
                 return ("nothing",)
 
-            return "loaded", _tokens(loaded.messages), _items(loaded.extra)
+            tokens = _tokens(loaded.messages, loaded.first)
+            return "loaded", tokens, _items(loaded.extra)
 
         await self._record(thread, "load", (), run)
 
@@ -115,6 +118,17 @@ class Recorder:
 
         await self._record(thread, "delete_thread", (expected,), run)
 
+    async def trim(self, thread: str, before: int, expected: int | None = None) -> None:
+        async def run() -> tuple[Any, ...]:
+            try:
+                removed = await self.cp.trim(thread, before, expected_version=expected)
+            except VersionConflict as exc:
+                return "conflict", exc.actual
+
+            return "trimmed", removed
+
+        await self._record(thread, "trim", (before, expected), run)
+
     async def dump_thread(self, thread: str) -> None:
         async def run() -> tuple[Any, ...]:
             dump = await self.cp.dump_thread(thread)
@@ -122,7 +136,7 @@ class Recorder:
             if dump is None:
                 return ("nothing",)
 
-            return "loaded", _tokens(dump.messages), _items(dump.extra)
+            return "loaded", _tokens(dump.messages, dump.first), _items(dump.extra)
 
         await self._record(thread, "dump_thread", (), run)
 
@@ -241,8 +255,9 @@ class Recorder:
         return out
 
 
-def _tokens(messages: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(message["token"] for message in messages)
+def _tokens(messages: Sequence[Any], first: int = 0) -> tuple[str | None, ...]:
+    """Return the tokens behind a ``None`` for each message that was trimmed."""
+    return (None,) * first + tuple(message["token"] for message in messages)
 
 
 def _items(extra: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

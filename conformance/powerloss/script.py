@@ -27,6 +27,7 @@ from cpkit import (
     MovesThreads,
     ThreadDump,
     ToolCall,
+    TrimsThreads,
     UnknownCall,
 )
 
@@ -48,6 +49,7 @@ ABILITIES: dict[type, str] = {
     ErasesThreads: "erase",
     MovesThreads: "move",
     KeepsReceipts: "receipts",
+    TrimsThreads: "trim",
 }
 
 _RESTORED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -262,6 +264,9 @@ def _client(
         found = [Step("delete_thread", (thread,), {"forget_keys": True})]
         return found + restore() * ("move" in abilities)
 
+    def trim() -> list[Step]:
+        return [Step("trim", (thread, random.choice((1, 2, 3, 5, 9, 99))))]
+
     def restore() -> list[Step]:
         messages = [body() for _ in range(3)]
         # Its key is free: all calls of the thread were forgotten before.
@@ -278,6 +283,9 @@ def _client(
 
     if "erase" in abilities:
         choices += [delete, forget]
+
+    if "trim" in abilities:
+        choices += [trim] * 3
 
     plan: list[Callable[[], list[Step]]] = [
         partial(written, number, row) for number, row in enumerate(rows[:count])

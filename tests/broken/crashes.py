@@ -124,6 +124,12 @@ class Disk(Reference):
             await super().delete_thread(thread_id, forget_keys=forget_keys, **options)
             self._write(log, ["delete_thread", thread_id, forget_keys])
 
+    async def trim(self, thread_id: str, before: int, **options: Any) -> int:
+        async with self._turn() as log:
+            removed = await super().trim(thread_id, before, **options)
+            self._write(log, ["trim", thread_id, before])
+            return removed
+
     async def restore_thread(self, dump: ThreadDump) -> None:
         async with self._turn() as log:
             await super().restore_thread(dump)
@@ -213,6 +219,8 @@ class Disk(Reference):
             )
         elif kind == "delete_thread":
             await super().delete_thread(thread_id, forget_keys=args[0])
+        elif kind == "trim":
+            await super().trim(thread_id, *args)
         elif kind == "restore_thread":
             await super().restore_thread(pickle.loads(bytes.fromhex(args[0])))
         else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
-from cpkit import CheckpointData, ThreadDump
-from tests.broken.reference import Thread
-from tests.broken.store import Broken, breaks
+from cpkit import CheckpointData, ThreadDump, VersionConflict
+from tests.broken.crashes import Disk, DiskHarness
+from tests.broken.powerloss import Synced
+from tests.broken.reference import Reference, Thread
+from tests.broken.store import AtOnce, Broken, breaks, pause
 
 
 @breaks("trim.removes-below")
@@ -243,3 +246,91 @@ class TakesAnyPosition(Broken):
     async def restore_thread(self, dump: ThreadDump) -> None:
         first: Any = dump.first
         await super().restore_thread(replace(dump, first=abs(int(first or 0)) % 99))
+
+
+@breaks("concurrent.trims-count-once")
+class CountsThenTrims(Broken):
+    """Counts what it will remove, and removes it in a second step."""
+
+    async def trim(self, thread_id: str, before: int, **options: Any) -> int:
+        thread = self._store.threads.get(thread_id) or Thread(0, 0)
+        count = max(0, min(before, thread.version) - thread.first)
+        await pause()
+        await super().trim(thread_id, before, **options)
+        return count
+
+
+@breaks("concurrent.trims-count-once")
+class MovesThePositionLater(Broken):
+    """Removes the messages, and moves the position of the first one afterwards."""
+
+    async def trim(self, thread_id: str, before: int, **options: Any) -> int:
+        removed = await super().trim(thread_id, before, **options)
+
+        if removed:
+            self._store.threads[thread_id].first -= removed
+            await pause()
+            self._store.threads[thread_id].first += removed
+
+        return removed
+
+
+@breaks("linearizable.trimmed-threads")
+class ChecksThenTrims(AtOnce):
+    """Compares the version in a step of its own."""
+
+    async def trim(
+        self, thread_id: str, before: int, *, expected_version: int | None = None
+    ) -> int:
+        thread = self._store.threads.get(thread_id) or Thread(0, 0)
+
+        if expected_version not in (None, thread.version):
+            raise VersionConflict(thread_id, expected_version or 0, thread.version)
+
+        for _ in range(3):
+            await pause()
+
+        return await super().trim(thread_id, before)
+
+
+@breaks("linearizable.trimmed-in-processes", harness=DiskHarness)
+class TrimsForItself(Disk):
+    """Does not tell other processes of a trim."""
+
+    async def trim(self, thread_id: str, before: int, **options: Any) -> int:
+        async with self._turn():
+            return await Reference.trim(self, thread_id, before, **options)
+
+
+@breaks("kill.trims-survive", harness=DiskHarness)
+class WritesTrimsLater(Disk):
+    """Acknowledges each trim, and writes four of them together."""
+
+    _later: bytes = b""
+
+    def _write(self, log: BinaryIO, values: list[Any]) -> None:
+        if values[0] == "trim":
+            self._later += json.dumps([self._store.now(), *values]).encode() + b"\n"
+
+            if self._later.count(b"\n") < 4:
+                return
+
+            log.write(self._later)
+            log.flush()
+            self._read += len(self._later)
+            self._later = b""
+        else:
+            super()._write(log, values)
+
+
+@breaks("powerloss.acknowledged-survives", harness=DiskHarness)
+class SyncsNoTrim(Synced):
+    """Acknowledges a trim that is not on the disk yet."""
+
+    async def trim(self, thread_id: str, before: int, **options: Any) -> int:
+        sync, self._sync = self._sync, lambda log: log.flush()  # type: ignore[method-assign]  # for one line
+
+        try:
+            return await super().trim(thread_id, before, **options)
+        finally:
+            self._sync = sync  # type: ignore[method-assign]  # as it was
