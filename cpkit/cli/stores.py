@@ -22,6 +22,7 @@ from cpkit.protocol import (
     MovesThreads,
     ReadsRanges,
     StatesDurability,
+    TrimsThreads,
 )
 from cpkit.registry import DEFAULT_URL, inspect_store, open_checkpointer, redacted
 
@@ -71,6 +72,7 @@ _ABILITIES: dict[type, str] = {
     KeepsReceipts: "list its calls",
     ReadsRanges: "read a part of a thread",
     ErasesThreads: "delete threads",
+    TrimsThreads: "trim threads",
     MovesThreads: "dump and restore threads",
 }
 
@@ -81,6 +83,7 @@ class Store(
     ReadsRanges[Any],
     KeepsReceipts,
     ErasesThreads,
+    TrimsThreads,
     MovesThreads,
     StatesDurability,
     Protocol,

@@ -40,6 +40,7 @@ PROTOCOLS = {
     "list_calls": "KeepsReceipts",
     "find_call": "KeepsReceipts",
     "delete_thread": "ErasesThreads",
+    "trim": "TrimsThreads",
     "dump_thread": "MovesThreads",
     "restore_thread": "MovesThreads",
     "watch": "WatchesThreads",

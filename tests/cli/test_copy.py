@@ -92,9 +92,20 @@ async def _second_life(cp: Any) -> None:
     await cp.append("pruned", [{"back": True}])
 
 
+async def _trim(cp: Any) -> None:
+    await cp.trim("plain", 700)
+
+
+async def _trim_and_append(cp: Any) -> None:
+    await cp.append("plain", [{"more": 1}])
+    await cp.trim("plain", 1201)
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        _trim,
+        _trim_and_append,
         _append,
         _new_extra,
         _changed_extra,
@@ -234,6 +245,8 @@ async def _nothing(_: Any) -> None:
 @pytest.mark.parametrize(
     ("here", "there", "words"),
     [
+        (_trim, _nothing, "the destination has trimmed 700 messages that the source"),
+        (_appended_here, _trim, "the destination has 1 more messages"),
         (_appended_here, _nothing, "the destination has 1 more messages"),
         (_called_here, _nothing, "the call 'here', which the source lacks"),
         (_extra_here, _nothing, "the destination has a later change"),

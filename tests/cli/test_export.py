@@ -55,6 +55,25 @@ def test_standard_output_has_only_the_exported_lines(sqlite_url: str) -> None:
     assert lines[-1] == {"threads": 2}
 
 
+@pytest.mark.parametrize("before", [3, 9])
+def test_a_trimmed_thread_is_exported_where_it_begins(
+    sqlite_url: str, tmp_path: Path, before: int
+) -> None:
+    """Its line has the position of its first message; a copy has it too."""
+
+    async def fill(cp: Store) -> int:
+        await cp.append("t", [{"n": n} for n in range(5)])
+        return await cp.trim("t", before)
+
+    removed, file = in_store(sqlite_url, fill), str(tmp_path / "all.jsonl")
+    assert cpkit("export", sqlite_url, "--output", file).code == 0
+    lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    assert (lines[1]["version"], lines[1]["first"]) == (5, removed)
+    back = fresh_url("sqlite", tmp_path, "back")
+    assert invoke("copy", file, back).code == 0
+    assert in_store(back, everything) == in_store(sqlite_url, everything)
+
+
 def test_a_deleted_thread_is_exported_by_name(sqlite_url: str) -> None:
     """Its line says that it has nothing but erased calls."""
     in_store(sqlite_url, stock)

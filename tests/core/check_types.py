@@ -22,6 +22,7 @@ from cpkit import (
     StatesDurability,
     ThreadInfo,
     ToolCall,
+    TrimsThreads,
     open_checkpointer,
 )
 from cpkit.effects import Effect
@@ -138,5 +139,6 @@ def check_the_drivers() -> None:
     reads: list[ReadsRanges[Turn]] = [memory, sqlite]
     keeps: list[KeepsReceipts] = [memory, sqlite]
     erases: list[ErasesThreads] = [memory, sqlite]
+    trims: list[TrimsThreads] = [memory, sqlite]
     states: list[StatesDurability] = [memory, sqlite]
-    print(six, lists, reads, keeps, erases, states)  # noqa: T201  # never run
+    print(six, lists, reads, keeps, erases, trims, states)  # noqa: T201  # never run

@@ -148,7 +148,7 @@ def test_optional_methods_are_those_of_the_store() -> None:
         assert cp.append("t", [{}]) == 1
 
         for name in (
-            "read list_threads list_calls find_call delete_thread dump_thread "
+            "read list_threads list_calls find_call delete_thread trim dump_thread "
             "restore_thread durability aclose"
         ).split():
             assert not hasattr(cp, name)

@@ -27,6 +27,7 @@ from cpkit import (
     StatesDurability,
     ThreadDump,
     ToolCall,
+    TrimsThreads,
     VersionConflict,
     open_checkpointer,
 )
@@ -56,6 +57,7 @@ WRITES: dict[str, Step] = {
     "save_extra": lambda cp: cp.save_extra("t", {"a": 1}),
     "record_issued": lambda cp: cp.record_issued("t", CALL),
     "record_result": lambda cp: cp.record_result("t", "old", None),
+    "trim": lambda cp: cp.trim("t", 1),
     "delete_thread": lambda cp: cp.delete_thread("t", forget_keys=True),
 }
 
@@ -649,7 +651,13 @@ async def test_a_handle_has_the_protocols_of_its_store() -> None:
 
     small, full = handle_over(Small()), handle_over(GatedStore())
     required: list[type] = [Checkpointer, ReadsRanges, StatesDurability]
-    optional: list[type] = [ListsThreads, KeepsReceipts, ErasesThreads, MovesThreads]
+    optional: list[type] = [
+        ListsThreads,
+        KeepsReceipts,
+        ErasesThreads,
+        TrimsThreads,
+        MovesThreads,
+    ]
 
     for protocol in required:
         assert isinstance(small, protocol)
@@ -662,3 +670,40 @@ async def test_a_handle_has_the_protocols_of_its_store() -> None:
     async with small as cp:
         assert await cp.append("t", [{}]) == 1
         assert await cp.read("t") == [{}]
+
+
+async def test_a_store_that_cannot_trim_refuses_a_trimmed_thread() -> None:
+    """Its positions would begin at 0 there."""
+    store: Any = GatedStore()
+    store.trims = False
+    source, there = handle_over(GatedStore()), handle_over(store)
+
+    async with source as opened, there as other:
+        here: Any = opened
+        to: Any = other
+        assert not isinstance(other, TrimsThreads)
+        await here.append("t", [{"n": 1}, {"n": 2}])
+        await to.restore_thread(await here.dump_thread("t"))
+        await to.delete_thread("t")
+        await here.trim("t", 1)
+
+        with pytest.raises(ValueError, match="cannot hold a trimmed thread"):
+            await to.restore_thread(await here.dump_thread("t"))
+
+        assert await to.load("t") is None
+
+
+async def test_a_trim_whose_answer_is_lost_may_be_repeated() -> None:
+    """The caller learns that it may have been applied; the second one removes 0."""
+    store = GatedStore()
+
+    async with handle(store) as cp:
+        await cp.append("t", [{"n": 1}, {"n": 2}])
+        store.lost = [StoreFailure("unknown", "no answer")]
+
+        with pytest.raises(BackendUnavailable) as raised:
+            await cp.trim("t", 1)
+
+        assert raised.value.maybe_applied
+        assert await cp.trim("t", 1) == 0
+        assert await cp.read("t") == [{"n": 2}]

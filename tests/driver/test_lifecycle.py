@@ -27,6 +27,7 @@ METHODS: dict[str, Callable[[FullHandle[Any]], Any]] = {
     "list_calls": lambda cp: cp.list_calls("t"),
     "find_call": lambda cp: cp.find_call("k"),
     "delete_thread": lambda cp: cp.delete_thread("t"),
+    "trim": lambda cp: cp.trim("t", 0),
     "dump_thread": lambda cp: cp.dump_thread("t"),
 }
 

@@ -23,6 +23,7 @@ def is_same(found: ThreadDump, wanted: ThreadDump) -> bool:
     """Return whether two dumps are equal, with all times."""
     return (
         (found.created_at, found.updated_at) == (wanted.created_at, wanted.updated_at)
+        and found.first == wanted.first
         and are_equal(found.messages, wanted.messages)
         and _text(dict(found.extra)) == _text(dict(wanted.extra))
         and are_equal(_as_json(found.calls), _as_json(wanted.calls))
@@ -34,18 +35,21 @@ def find_conflict(found: ThreadDump, wanted: ThreadDump) -> str | None:
 
     ``None`` if it may: the found thread is the same, or an earlier state. An earlier
     state may lack messages and calls at the end, and results of calls; its extra may
-    have any values.
+    have any values. It may have messages that the wanted one has trimmed since.
     """
     if wanted.created_at is None and found.created_at is not None:
         return "the source has deleted it, and the destination has not"
 
-    pairs = zip(found.messages, wanted.messages, strict=False)
+    if (trimmed := wanted.first - found.first) < 0:
+        return f"the destination has trimmed {-trimmed} messages that the source has"
 
-    for position, (message, expected) in enumerate(pairs):
+    pairs = zip(found.messages[trimmed:], wanted.messages, strict=False)
+
+    for position, (message, expected) in enumerate(pairs, wanted.first):
         if _text(message) != _text(expected):
             return f"message {position} differs in the destination"
 
-    if (more := len(found.messages) - len(wanted.messages)) > 0:
+    if (more := len(found.messages) - trimmed - len(wanted.messages)) > 0:
         return f"the destination has {more} more messages"
 
     if keys := sorted(found.extra.keys() - wanted.extra.keys()):

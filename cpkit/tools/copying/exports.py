@@ -10,7 +10,8 @@
     {"end":"…","messages":2,"calls":1}
     {"threads":1}
 
-A thread's lines are everything that a `ThreadDump` has, at one moment. An ``erased``
+A thread's lines are everything that a `ThreadDump` has, at one moment. The first line
+of a trimmed thread has ``"first"``, the position of its first message. An ``erased``
 thread has nothing but erased calls, and its times are those of its calls. A file
 without the last line is truncated.
 
@@ -130,6 +131,7 @@ def _thread_lines(dump: ThreadDump) -> Iterator[bytes]:
             "created_at": info.created_at.isoformat(),
             "updated_at": info.updated_at.isoformat(),
             "erased": dump.created_at is None,
+            **({"first": dump.first} if dump.first else {}),
         }
     )
 
@@ -155,7 +157,8 @@ def _info_of(dump: ThreadDump) -> ThreadInfo:
         times += [one.resolved_at for one in dump.calls if one.resolved_at is not None]
         updated_at = max(times)
 
-    return ThreadInfo(dump.thread_id, len(dump.messages), created_at, updated_at)
+    version = dump.first + len(dump.messages)
+    return ThreadInfo(dump.thread_id, version, created_at, updated_at)
 
 
 def call_as_json(record: CallRecord) -> dict[str, JsonValue]:
@@ -201,6 +204,7 @@ class _Thread(_Line):
     created_at: _Time
     updated_at: _Time
     erased: bool
+    first: int = 0
 
 
 class _Call(_Line):
@@ -225,6 +229,7 @@ class _Place(NamedTuple):
 
     info: ThreadInfo
     is_erased: bool
+    first: int
     start: int
     line: int
 
@@ -303,9 +308,10 @@ class ExportFile:
                 line = self._parsed(text, number)
 
                 counts = {"messages": messages, "calls": calls}
-                version = self._threads[thread].info.version
+                known = self._threads[thread]
+                version = known.first + messages
 
-                if line != {"end": thread, **counts} or version != messages:
+                if line != {"end": thread, **counts} or version != known.info.version:
                     raise self._corrupt(number, "the thread is not complete")
 
                 thread = None
@@ -341,6 +347,7 @@ class ExportFile:
             extra,
             calls,
             *((None, None) if place.is_erased else times),
+            first=place.first,
         )
 
     def _lines(self, start: int, number: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -373,7 +380,7 @@ class ExportFile:
         found = self._checked(_Thread, line, "a thread", number)
         times = (found.created_at, found.updated_at)
         info = ThreadInfo(found.thread, found.version, *times)
-        return _Place(info, found.erased, start, number)
+        return _Place(info, found.erased, found.first, start, number)
 
     def _call(self, thread_id: str, line: Any, number: int) -> CallRecord:
         found = self._checked(_Call, line, "a call", number)
