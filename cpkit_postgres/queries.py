@@ -188,6 +188,27 @@ WITH seen AS (
 SELECT (SELECT version FROM seen), EXISTS (SELECT FROM gone)
 """
 
+# Removes the messages of thread $1 below $2, if it is at version $3 (NULL: any).
+# Returns the version and the first position that were seen, and how many it removed:
+# none where one of them was appended meanwhile, so look again.
+TRIM = """
+WITH seen AS (
+    SELECT number, version, first FROM {schema}.threads WHERE thread_id = $1
+), cut AS (
+    UPDATE {schema}.threads AS t SET first = least($2, t.version) FROM seen
+    WHERE t.number = seen.number AND t.version = coalesce($3, t.version)
+        AND least($2, t.version) BETWEEN t.first + 1 AND seen.version
+    RETURNING t.number, t.first
+), gone AS (
+    DELETE FROM {schema}.messages WHERE thread_number = (SELECT number FROM cut)
+        AND position >= (SELECT first FROM seen)
+        AND position < (SELECT first FROM cut)
+    RETURNING position
+)
+SELECT coalesce(version, 0), coalesce(first, 0), (SELECT count(*) FROM gone)
+FROM (SELECT) AS one LEFT JOIN seen ON true
+"""
+
 # No claim may come between looking at keys and restoring or forgetting their calls: the
 # number of an attempt would count calls that are gone, or not count restored ones.
 LOCK_CALLS = "LOCK TABLE {schema}.calls IN SHARE ROW EXCLUSIVE MODE"
@@ -197,10 +218,10 @@ SELECT {call} FROM {schema}.calls AS c
 WHERE c.idempotency_key = ANY ($1::text[]) ORDER BY c.attempt
 """
 
-# Returns no row where the thread was begun meanwhile.
+# Returns no row where the thread was begun meanwhile. $3 is its first position.
 BEGIN_THREAD = """
-INSERT INTO {schema}.threads (thread_id, version, created_at, updated_at)
-VALUES ($1, 0, $2, $2) ON CONFLICT (thread_id) DO NOTHING RETURNING number
+INSERT INTO {schema}.threads (thread_id, first, version, created_at, updated_at)
+VALUES ($1, $3, $3, $2, $2) ON CONFLICT (thread_id) DO NOTHING RETURNING number
 """
 
 SET_TIME = "UPDATE {schema}.threads SET updated_at = $2 WHERE thread_id = $1"
@@ -215,11 +236,11 @@ ORDER BY nth
 
 # The messages from position $2 up to $3 of thread $1; either can be negative, to count
 # from the end. Before them, at position -1, the rest of the thread as JSON: version,
-# times, extra, and the pending calls or ($4) every call.
+# extra, the pending calls or ($4) every call, times, and the first position.
 READ = """
 WITH thread AS (SELECT * FROM {schema}.threads WHERE thread_id = $1)
 SELECT -1 AS position, json_build_array(
-    version, created_at, updated_at,
+    version,
     (SELECT json_agg(json_build_array(e.key, e.value)) FROM {schema}.extra AS e
      WHERE {extra_of_thread} = number),
     CASE WHEN $4::boolean THEN
@@ -230,13 +251,14 @@ SELECT -1 AS position, json_build_array(
          FROM {schema}.calls AS c
          WHERE c.thread_id = $1 AND c.status = 'issued' AND NOT c.erased
              AND c.sequence > 0 AND c.sequence < (SELECT 9223372036854775807))
-    END)::text AS body
+    END, created_at, updated_at, coalesce(first, 0))::text AS body
 FROM (SELECT) AS one LEFT JOIN thread ON true
 UNION ALL
 SELECT position, body FROM {schema}.messages
 WHERE thread_number = (SELECT number FROM thread)
     AND position >= (
-        SELECT CASE WHEN $2::bigint < 0 THEN version + $2 ELSE $2 END FROM thread)
+        SELECT greatest(first, CASE WHEN $2::bigint < 0 THEN version + $2 ELSE $2 END)
+        FROM thread)
     AND position < (
         SELECT CASE WHEN $3::bigint < 0 THEN version + $3 ELSE $3 END FROM thread)
 """

@@ -7,7 +7,7 @@
 -- write changes no index.
 CREATE TABLE {schema}.threads (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    first bigint NOT NULL DEFAULT 0, -- reserved: the first position, once trimmed
+    first bigint NOT NULL DEFAULT 0, -- the position of the first message left
     created_at bigint NOT NULL,
     version bigint NOT NULL,
     updated_at bigint NOT NULL,

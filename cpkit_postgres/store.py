@@ -50,6 +50,7 @@ from cpkit.driver import (
     StoredDump,
     StoreFailure,
     StoreInfo,
+    Trim,
     Write,
     decode_rows,
     from_micros,
@@ -96,7 +97,7 @@ class PostgresStore:
     limits = Limits(_MAX_BYTES, _MAX_BYTES)
     max_writes = 256
     locks_threads = False
-    erases = True
+    erases = trims = True
 
     def __init__(self, where: str | Pool, options: PostgresOptions) -> None:
         if isinstance(where, str):
@@ -224,11 +225,11 @@ class PostgresStore:
         if version is None:
             return None
 
-        first, end = span(start, stop, version)
+        first, end = span(start, stop, version, found.first)
 
-        if len(bodies) != end - first:
-            fault = f"there are {len(bodies)}"
-            raise CorruptThread(thread_id, f"messages {first} to {end - 1}", fault)
+        if (count := len(bodies)) != end - first:
+            where = f"messages {first} to {end - 1}"
+            raise CorruptThread(thread_id, where, f"there are {count}")
 
         messages = await decode_rows(decode, bodies, first)
         return Snapshot(messages, found.items, found.calls, version, first)
@@ -246,11 +247,10 @@ class PostgresStore:
             queries.READ, thread_id, _clamped(start), last, every_call
         )
         rows.sort(key=itemgetter(0))
-        version, created, updated, items, calls = from_json(rows[0][1])
+        version, items, calls, *rest = from_json(rows[0][1])
         calls = [*map(StoredCall._make, calls or ())]
         bodies = [row[1] for row in rows[1:]]
-        found = StoredDump(bodies, items or (), calls, created, updated)
-        return version, bodies, found
+        return version, bodies, StoredDump(bodies, items or (), calls, *rest)
 
     async def holder(self, key: str) -> StoredCall | None:
         rows = await self._connections.fetch(queries.HOLDER, key)
@@ -432,6 +432,18 @@ async def _erase(fetch: Fetch, write: Erase) -> Outcome:
     return None if is_gone or seen is None else _AGAIN
 
 
+async def _trim(fetch: Fetch, write: Trim) -> Outcome:
+    ((version, first, removed),) = await fetch(queries.TRIM, *write[:3])
+
+    if removed:
+        return int(removed)
+
+    if write.expected_version not in (None, version):
+        return Conflict(version)
+
+    return 0 if min(write.before, version) <= first else _AGAIN
+
+
 async def _restore(fetch: Fetch, write: Restore) -> Outcome:
     """Restore a thread; the table of calls is locked, that of threads is not."""
     thread_id, calls = write.thread_id, write.calls
@@ -450,7 +462,9 @@ async def _restore(fetch: Fetch, write: Restore) -> Outcome:
             return KeyHeld(key, others[-1].thread_id)
 
     if write.created_at is not None:
-        if not await fetch(queries.BEGIN_THREAD, thread_id, write.created_at):
+        begun = thread_id, write.created_at, write.first
+
+        if not await fetch(queries.BEGIN_THREAD, *begun):
             return _AGAIN
 
         content = Append(thread_id, write.bodies, None, write.items)
@@ -489,5 +503,6 @@ _APPLY: dict[type[Write], Callable[[Fetch, Any], Awaitable[Outcome]]] = {
     Claim: _claim,
     Resolve: _resolve,
     Erase: _erase,
+    Trim: _trim,
     Restore: _restore,
 }

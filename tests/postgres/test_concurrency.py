@@ -135,9 +135,11 @@ async def test_readers_see_no_gap(url: str, store: MakeStore, workers: Workers) 
 # What no moment of a store may show: a version without its messages, content of a
 # deleted thread, a call that outlived its thread and is not erased.
 BROKEN = """
-SELECT 'gap', number FROM {schema}.threads AS t WHERE version <> (
-    SELECT count(*) FROM {schema}.messages
-    WHERE thread_number = number AND position >= 0 AND position < t.version)
+SELECT 'gap', number FROM {schema}.threads AS t
+WHERE (first, version - 1, version - first) <> (
+    SELECT coalesce(min(position), first), coalesce(max(position), version - 1),
+        count(*)
+    FROM {schema}.messages WHERE thread_number = number)
 UNION ALL
 SELECT 'deleted', thread_number
 FROM (SELECT thread_number FROM {schema}.messages
@@ -154,7 +156,10 @@ WHERE NOT erased AND thread_id NOT IN (SELECT thread_id FROM {schema}.threads)
 async def test_deletions_by_four_processes(
     pooled: bool, url: str, schema: str, raw: asyncpg.Connection, workers: Workers
 ) -> None:
-    """They race with appends and claims; no append is invisible, no content is left."""
+    """They race with appends, trims and claims.
+
+    No append is invisible, and no content is left.
+    """
     four = workers(4)
     broken = BROKEN.replace("{schema}", schema)
 
@@ -294,6 +299,97 @@ async def test_a_claim_waits_until_its_key_is_forgotten(
         found = await cp.find_call("key")
         assert found is not None
         assert found.attempt == 1
+
+
+@pytest.mark.parametrize("before", [2, 3, 9])
+async def test_a_trim_waits_for_an_append(
+    before: int, store: MakeStore, raw: asyncpg.Connection, schema: str
+) -> None:
+    """It removes the message that it waited for, or goes on without a look at it."""
+    async with store() as cp:
+        await cp.append("t", [{"n": 0}, {"n": 1}])
+
+        async with raw.transaction():
+            await raw.execute(f"UPDATE {schema}.threads SET version = 3")
+            await raw.execute(
+                f"""INSERT INTO {schema}.messages VALUES (1, 2, '{{"n":2}}')"""
+            )
+            trim = asyncio.create_task(cp.trim("t", before))
+            await _waiting(raw, schema, 1)
+
+        assert await trim == min(before, 3)
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.first, data.version) == (min(before, 3), 3)
+        assert not await raw.fetch(BROKEN.replace("{schema}", schema))
+
+
+async def test_a_trim_waits_for_a_deletion(
+    store: MakeStore, raw: asyncpg.Connection, schema: str
+) -> None:
+    """It trims no thread that began meanwhile under the same id, if it is fenced."""
+    async with store() as cp, store() as other:
+        await cp.append("t", [{}] * 3)
+
+        async with raw.transaction():
+            await raw.execute(f"DELETE FROM {schema}.messages")
+            await raw.execute(f"DELETE FROM {schema}.threads")
+            await raw.execute(
+                f"""INSERT INTO {schema}.threads
+                (thread_id, version, created_at, updated_at) VALUES ('t', 1, 1, 1)"""
+            )
+            await raw.execute(f"INSERT INTO {schema}.messages VALUES (2, 0, '{{}}')")
+            trim = asyncio.create_task(cp.trim("t", 2, expected_version=3))
+            free = asyncio.create_task(other.trim("t", 2))
+            await _waiting(raw, schema, 2)
+
+        with pytest.raises(VersionConflict) as caught:
+            await trim
+
+        assert caught.value.actual == 1
+        assert await free == 1
+        assert not await raw.fetch(BROKEN.replace("{schema}", schema))
+
+
+async def test_trims_and_appends_at_once(
+    store: MakeStore, raw: asyncpg.Connection, schema: str
+) -> None:
+    """Each message is removed by one trim, and a load has what is left, in order."""
+    async with store() as one, store() as two:
+
+        async def trims(cp: Store, ahead: int) -> int:
+            removed = 0
+
+            for turn in range(25):
+                removed += await cp.trim("t", turn * 4 + ahead)
+
+            return removed
+
+        async def appends(cp: Store) -> None:
+            for _ in range(20):
+                await cp.append("t", [{}] * 2)
+
+        async def loads() -> None:
+            first = version = 0
+
+            for _ in range(25):
+                data = await one.load("t")
+                assert data is not None
+                assert first <= data.first <= data.version >= version
+                assert data.version == data.first + len(data.messages)
+                first, version = data.first, data.version
+
+        await one.append("t", [{}])
+        counting = [trims(cp, n) for cp in (one, two) for n in (0, 2, 9)]
+        removed, _, _ = await asyncio.gather(
+            asyncio.gather(*counting),
+            asyncio.gather(appends(one), appends(two)),
+            loads(),
+        )
+        data = await one.load("t")
+        assert data is not None
+        assert (sum(removed), data.version) == (data.first, 81)
+        assert not await raw.fetch(BROKEN.replace("{schema}", schema))
 
 
 async def test_a_thread_that_begins_while_it_is_restored(

@@ -40,6 +40,8 @@ OPERATIONS: dict[str, Operation] = {
     "record_issued": lambda cp, i: cp.record_issued("t", call(i)),
     "replay": lambda cp, i: cp.record_issued("t", call(100)),
     "record_result": lambda cp, i: cp.record_result("t", f"call {200 + i}", i),
+    "trim": lambda cp, i: cp.trim("t", i + 1),
+    "trim expecting": lambda cp, i: cp.trim("u", i + 1, expected_version=3),
     "delete_thread": lambda cp, i: cp.delete_thread(f"gone {i}"),
     "find_completed": lambda cp, i: cp.find_completed("key 100"),
     "load": lambda cp, i: cp.load("t"),
@@ -226,6 +228,24 @@ async def test_the_price_of_an_append_does_not_grow(
 
     # One more level of the index, for two searches and an insert.
     assert pages[1] <= pages[0] + 4
+
+
+async def test_the_price_of_a_trimmed_thread_is_that_of_what_is_left(
+    store: MakeStore, schema: str, raw: asyncpg.Connection
+) -> None:
+    """Nothing looks at the dead rows of its first messages, and no VACUUM is needed."""
+    queried = {
+        queries.READ: "'t', 0, 9223372036854775807, false",
+        queries.TRIM: "'t', 9990, NULL",
+    }
+
+    async with store() as cp:
+        await cp.append("t", [{"pad": "x" * 50}] * 10_000)
+        await cp.trim("t", 9_980)
+
+        for query, arguments in queried.items():
+            plan = await explained(raw, schema, query, arguments)
+            assert blocks(plan) <= 45
 
 
 async def test_an_append_changes_no_index_of_threads(

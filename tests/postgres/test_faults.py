@@ -86,6 +86,7 @@ OPERATIONS = {
     "record_result": Operation(
         lambda cp: cp.record_result("t", "given", 1), {"calls": {"given": "completed"}}
     ),
+    "trim": Operation(lambda cp: cp.trim("t", 1), {"first": 1}),
     "delete_thread": Operation(lambda cp: cp.delete_thread("gone"), {"gone": None}),
     "delete_thread, forgetting": Operation(
         lambda cp: cp.delete_thread("gone", forget_keys=True),
@@ -111,6 +112,7 @@ async def prepare(cp: Store) -> None:
     await asyncio.gather(*(cp.append(f"other {n}", [{}]) for n in range(3)))
     await cp.append("other", [{}, {}], extra={"a": 1})
     await cp.append("other", [{}])
+    await cp.trim("other", 1)
     await cp.save_extra("other", {"b": 1})
     await cp.record_issued("other", ToolCall("c", "x", {}, "other"))
     await cp.record_result("other", "c", 1)
@@ -127,6 +129,7 @@ async def look(cp: Store) -> dict[str, object]:
     calls = await cp.list_calls("t")
     return {
         "t": t.version,
+        "first": t.first,
         "extra": t.extra,
         "calls": {record.call.call_id: record.status for record in calls},
         "gone": gone and gone.version,

@@ -129,6 +129,25 @@ async def test_what_was_written_can_be_read(
         assert await cp.append("thread é", [{}], expected_version=2) == 3
 
 
+async def test_a_trim_changes_first_and_nothing_else(
+    store: MakeStore, raw: asyncpg.Connection, schema: str
+) -> None:
+    """The rows of the messages are gone, and every other row is as it was."""
+    async with store() as cp:
+        await write_one_of_each(cp)
+        threads = await raw.fetch(f"SELECT * FROM {schema}.threads ORDER BY number")
+        before = await rows(raw, schema)
+        assert await cp.trim("thread é", 1) == 1
+        after = await rows(raw, schema)
+        trimmed = before[1].replace("(1, 0,", "(1, 1,")
+        assert after == [before[0], trimmed, *before[3:]]
+        assert ", 0, '{\"role" in before[2]
+        assert await cp.trim("thread é", 2) == 1
+        now = await raw.fetch(f"SELECT * FROM {schema}.threads ORDER BY number")
+        changed = {**threads[0], "first": 2}
+        assert [*map(dict, now)] == [changed, *map(dict, threads[1:])]
+
+
 def _call(
     call_id: str,
     tool: str,

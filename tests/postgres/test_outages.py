@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -44,8 +44,13 @@ async def until(check: Callable[[], Awaitable[object]]) -> None:
 
 
 async def test_killed_while_writing(server: PostgresServer, schema: str) -> None:
-    """Acknowledged messages survive, none is stored twice, and the handle works on."""
+    """Acknowledged messages survive, none is stored twice, and the handle works on.
+
+    The threads are trimmed to the newest messages meanwhile: nothing newer is lost, and
+    nothing older comes back.
+    """
     acknowledged: dict[str, int] = {}
+    trimmed: dict[str, int] = {}
     progress = asyncio.Event()
     killed = asyncio.Event()
 
@@ -72,8 +77,17 @@ async def test_killed_while_writing(server: PostgresServer, schema: str) -> None
             if killed.is_set() and version > acknowledged[thread_id] > 0:
                 return
 
+    async def trim(cp: Store, thread_id: str) -> None:
+        while not killed.is_set():
+            before = max(0, acknowledged[thread_id] - 3)
+
+            with suppress(BackendUnavailable):
+                await cp.trim(thread_id, before)
+                trimmed[thread_id] = before
+
     async with Store(server.url, schema=schema, connect_timeout=30) as cp:
         writers = [asyncio.create_task(write(cp, f"t{i}")) for i in range(12)]
+        writers += [asyncio.create_task(trim(cp, f"t{i}")) for i in range(0, 12, 2)]
 
         for _ in range(2):
             enough = sum(acknowledged.values()) + 100
@@ -92,7 +106,9 @@ async def test_killed_while_writing(server: PostgresServer, schema: str) -> None
             data = await cp.load(thread_id)
             assert data is not None
             assert data.version >= version
-            assert data.messages == [{"i": i} for i in range(data.version)]
+            assert trimmed.get(thread_id, 0) <= data.first <= max(0, version - 3)
+            kept = range(data.first, data.version)
+            assert data.messages == [{"i": i} for i in kept]
 
 
 async def test_back_within_the_timeout(server: PostgresServer, schema: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from cpkit import (
     CallRecord,
-    ErasesThreads,
+    FullCheckpointer,
     ToolCall,
     UnknownCall,
     open_checkpointer,
@@ -39,7 +39,7 @@ async def append_many(url: str, thread_id: str, name: str, count: int) -> list[i
 async def change_and_delete(url: str, seed: int, count: int) -> int:
     """Write to three threads and two keys at random, and delete the threads."""
     async with open_checkpointer(url) as cp:
-        assert isinstance(cp, ErasesThreads)
+        assert isinstance(cp, FullCheckpointer)
 
         async def some(part: int) -> None:
             order = random.Random(seed * 4 + part)
@@ -55,7 +55,9 @@ async def change_and_delete(url: str, seed: int, count: int) -> int:
                         await cp.delete_thread(thread, forget_keys=forget)
                     case 1:
                         await cp.save_extra(thread, {name: i, "last": name})
-                    case 2 | 3:
+                    case 2:
+                        await cp.trim(thread, order.randrange(50))
+                    case 3 | 4:
                         call = ToolCall(name, "x", {}, f"k{order.randrange(2)}")
                         holder = await cp.record_issued(thread, call) or call
 
