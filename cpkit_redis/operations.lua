@@ -76,7 +76,7 @@ local function state_of(thread)
 end
 
 local function version_of(thread, first)
-  return first + call('LLEN', key_of('m', thread))
+  return (first or select(2, state_of(thread))) + call('LLEN', key_of('m', thread))
 end
 
 -- Note that a thread changes now, and put a new one on the list. ``updated`` is when it
@@ -201,8 +201,7 @@ end
 
 -- ``forget`` is '1' to remove the calls too, and so to free their keys.
 function operations.erase(thread, forget, expected)
-  local _, first = state_of(thread)
-  local version = version_of(thread, first)
+  local version = version_of(thread)
 
   if expected ~= '' and tonumber(expected) ~= version then
     return {'conflict', version}
@@ -243,6 +242,23 @@ function operations.erase(thread, forget, expected)
   return false
 end
 
+-- Remove the messages before a position, if there are any, and return how many.
+function operations.trim(thread, before, expected)
+  local _, first = state_of(thread)
+  local version = version_of(thread, first)
+  local removed = math.max(0, math.min(tonumber(before), version) - first)
+
+  if expected ~= '' and tonumber(expected) ~= version then
+    return {'conflict', version}
+  elseif removed > 0 then
+    -- The first one is what a server without memory takes.
+    write('LTRIM', key_of('m', thread), removed, -1)
+    write('HSET', key_of('t', thread), 'first', first + removed)
+  end
+
+  return removed
+end
+
 -- Return what does not allow a restored call to have its attempt of its key: all attempts
 -- differ, and all but the newest have failed.
 local function obstacle(fields)
@@ -260,12 +276,11 @@ end
 
 -- ``created`` is '' for an id that has nothing but erased calls. ``texts`` are the ids and
 -- records of the calls; a NUL ends each field.
-function operations.restore(thread, created, updated, messages, items, texts)
+function operations.restore(thread, created, updated, messages, items, texts, first)
   local times, calls = key_of('t', thread), {}
 
   if call('EXISTS', times, key_of('c', thread)) > 0 then
-    local _, first = state_of(thread)
-    return {'conflict', version_of(thread, first)}
+    return {'conflict', version_of(thread)}
   end
 
   for call_id, record in string.gmatch(texts, CALL) do
@@ -297,6 +312,10 @@ function operations.restore(thread, created, updated, messages, items, texts)
   else
     write('ZADD', THREADS, 0, thread)
     write('HSET', times, 'created', created, 'updated', updated, 'restored', NOW)
+
+    if first ~= '0' then
+      write('HSET', times, 'first', first)
+    end
   end
 
   return false
@@ -366,6 +385,7 @@ function operations.create(schema)
   local key = BASE .. 'rehearsal'
   -- A server that was killed here earlier may have kept half of this.
   call('UNLINK', key)
+  call('LTRIM', key, 0, 0)
   call('HDEL', key, 'field')
   call('ZREM', key, 'member')
   call('RPUSH', key, 'element')
@@ -384,8 +404,8 @@ function operations.create(schema)
 end
 
 local ARGUMENTS = {
-  append = 4, merge = 2, claim = 5, resolve = 4, erase = 3, restore = 6, announce = 0,
-  find = 1, row = 1, list = 4, create = 1,
+  append = 4, merge = 2, claim = 5, resolve = 4, erase = 3, trim = 3, restore = 7,
+  announce = 0, find = 1, row = 1, list = 4, create = 1,
 }
 local outcomes, at = {}, 2
 

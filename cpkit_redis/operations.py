@@ -17,6 +17,7 @@ from cpkit.driver import (
     Outcome,
     Resolve,
     Restore,
+    Trim,
     Write,
 )
 from cpkit_redis.schema import decode_call, encode_call
@@ -31,9 +32,8 @@ def operation(write: Write) -> list[bytes]:
 
     match write:
         case Append(_, bodies, expected, items):
-            fence = b"" if expected is None else b"%d" % expected
             text = _lines(items) if items else b""
-            return [b"append", thread, fence, b"\n".join(bodies), text]
+            return [b"append", thread, _text(expected), b"\n".join(bodies), text]
         case Merge(_, items):
             return [b"merge", thread, _lines(items)]
         case Claim(_, call_id, tool, args, key):
@@ -42,16 +42,17 @@ def operation(write: Write) -> list[bytes]:
         case Resolve(_, call_id, status, result):
             return [b"resolve", thread, call_id.encode(), status.encode(), result]
         case Erase(_, forget, expected):
-            fence = b"" if expected is None else b"%d" % expected
-            return [b"erase", thread, b"1" if forget else b"0", fence]
-        case Restore(_, bodies, items, calls, created, updated):
-            times = (b"" if one is None else b"%d" % one for one in (created, updated))
+            return [b"erase", thread, b"%d" % forget, _text(expected)]
+        case Trim(_, before, expected):
+            return [b"trim", thread, b"%d" % before, _text(expected)]
+        case Restore(_, bodies, items, calls, created, updated, _, first):
             texts = b"".join(
                 b"%b\0%b\0" % (call.call_id.encode(), encode_call(call, sequence))
                 for sequence, call in enumerate(calls, 1)
             )
             content = (b"\n".join(bodies), _lines(items), texts)
-            return [b"restore", thread, *times, *content]
+            times = _text(created), _text(updated)
+            return [b"restore", thread, *times, *content, _text(first)]
 
 
 def outcome(answer: Any) -> Outcome:
@@ -68,6 +69,10 @@ def outcome(answer: Any) -> Outcome:
             return KeyHeld(*(one.decode() for one in found))
         case _:
             return decode_call(*found)[1]
+
+
+def _text(number: int | None) -> bytes:
+    return b"" if number is None else b"%d" % number
 
 
 def _lines(items: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -7,8 +7,8 @@
                threads      sorted set, all scores 0: the ids of the threads
                erased       the same: ids that have nothing but erased calls
                t:<thread>   hash: created, updated; restored: the time of the restore
-                            that wrote it; first: reserved for threads that are
-                            trimmed, the position of the first message that is left
+                            that wrote it; first: of a thread that was trimmed, the
+                            position of the first message that is left
                m:<thread>   list: the messages; the version is first + its length
                x:<thread>   hash: extra's keys and values
                p:<thread>   hash: call id -> record; of the calls that are pending

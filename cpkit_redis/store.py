@@ -16,14 +16,15 @@ Durability
 What is atomic
     Each write. The writes of a batch, of any kind, are one call of ``operations.lua``:
     one round trip, one transaction in the append-only file. A load is one round trip,
-    repeated where the thread changed meanwhile. The client library repeats nothing.
+    repeated where the thread changed meanwhile, and for a range that begins or ends at
+    a position of a trimmed thread. The client library repeats nothing.
 
 Permissions
     Redis 6.2 or newer::
 
         ACL SETUSER agent on >password ~{cpkit}:* -@all +select +eval +evalsha
-            +set +get +exists +unlink +time +rpush +llen +lrange +hset +hget +hmget
-            +hdel +hlen +hgetall +hvals +zadd +zrem +zrevrange +zrangebyscore
+            +set +get +exists +unlink +time +rpush +llen +lrange +ltrim +hset +hget
+            +hmget +hdel +hlen +hgetall +hvals +zadd +zrem +zrevrange +zrangebyscore
             +zrangebylex
             +pubsub|numsub +publish +subscribe resetchannels &{cpkit}:*
             +config|get +info
@@ -111,7 +112,7 @@ class RedisStore:
     client_options: ClassVar[frozenset[str]] = URL_OPTIONS
     max_writes = 256
     locks_threads = False
-    erases = True
+    erases = trims = True
     survives_by_default = Survives.PROCESS
     _in_cluster = False
 
@@ -236,13 +237,14 @@ class RedisStore:
     async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> Snapshot | None:
-        first = 0
+        first, asked = 0, (b"", b"")
 
-        while True:
+        # Where a thread was trimmed, positions are not those of its list.
+        while asked != (asked := _bounds(start, stop, first)):
             times, length, messages, extra, pending = await self._read(
                 thread_id,
                 (b"LLEN", b"m"),
-                (b"LRANGE", b"m", *_bounds(start, stop, first)),
+                (b"LRANGE", b"m", *asked),
                 (b"HGETALL", b"x"),
                 (b"HGETALL", b"p"),
             )
@@ -251,11 +253,10 @@ class RedisStore:
                 _check_absent(thread_id, length, extra, pending)
                 return None
 
-            if first == (first := int(times.get(b"first", 0))):
-                break
+            first = int(times.get(b"first", 0))
 
         version = first + length
-        position = max(first, span(start, stop, version)[0])
+        position, _ = span(start, stop, version, first)
         return Snapshot(
             await decode_rows(decode, messages, position),
             list(extra.items()),
@@ -294,10 +295,11 @@ class RedisStore:
 
         try:
             created, updated = int(times[b"created"]), int(times[b"updated"])
+            first = int(times.get(b"first", 0))
         except (KeyError, ValueError) as exc:
             raise CorruptThread(thread_id, "its times", repr(exc)) from exc
 
-        return StoredDump(messages, list(extra.items()), calls, created, updated)
+        return StoredDump(messages, [*extra.items()], calls, created, updated, first)
 
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
         rows: list[Any] = []

@@ -47,6 +47,7 @@ async def everything(cp: Any) -> None:
     assert len(await cp.list_calls("t")) == 2
     assert len(await cp.list_threads()) == 1
     assert await cp.read("t", -1) == [{}]
+    assert await cp.trim("t", 1) == 1
     await cp.delete_thread("t")
     assert len(await cp.list_threads(erased=True)) == 1
     dump = await cp.dump_thread("t")
@@ -87,7 +88,7 @@ async def test_the_documented_permissions_are_enough(
 
 @pytest.mark.parametrize(
     "lacking",
-    ["hset", "zadd", "unlink", "rpush", "hdel", "zrem", "set"],
+    ["hset", "zadd", "unlink", "rpush", "ltrim", "hdel", "zrem", "set"],
 )
 async def test_a_user_that_may_not_write_cannot_open_the_store(
     servers: Servers, lacking: str

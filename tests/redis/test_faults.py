@@ -68,6 +68,10 @@ WRITES = {
         lambda cp, t: cp.record_result(t, "c", 1),
         ([{"n": 0}], {"a": 0}, {"c": "completed"}),
     ),
+    "trim": Operation(
+        lambda cp, t: cp.trim(t, 1, expected_version=1),
+        ([], {"a": 0}, {"c": "issued"}),
+    ),
     "delete_thread": Operation(
         lambda cp, t: cp.delete_thread(t, expected_version=1),
         ([], {}, {"c": "issued, erased"}),
@@ -234,9 +238,9 @@ FAULTS = {
         World.connections_are_given_up, False, False, "before"
     ),
     "the server is away": Fault(World.server_is_killed, False, False, "before"),
-    # Deletions make room again.
+    # These make room again.
     "OOM": Fault(
-        World.memory_is_full, False, None, "before", True, but=("delete_thread",)
+        World.memory_is_full, False, None, "before", True, but=("delete_thread", "trim")
     ),
     "MISCONF": Fault(World.disk_fails, False, None, "before", True),
     "READONLY": Fault(World.server_is_a_replica, False, None, "before", True),

@@ -39,6 +39,8 @@ OPERATIONS: dict[str, Operation] = {
     "load_range": lambda cp: cp.load_range("t", 1),
     "dump_thread": lambda cp: cp.dump_thread("t"),
     "append with extra": lambda cp: cp.append("t", [{"n": 1}], extra={"a": 1}),
+    "trim": lambda cp: cp.trim("t", 2),
+    "trim expecting": lambda cp: cp.trim("t", 2, expected_version=3),
     "delete_thread": lambda cp: cp.delete_thread("t"),
     "delete_thread, keys too": lambda cp: cp.delete_thread("t", forget_keys=True),
 }
@@ -100,12 +102,13 @@ async def test_a_mixed_batch_is_one_round_trip(proxy: Proxy, prefix: str) -> Non
             cp.record_issued("t", ToolCall("c", "x", {}, "k")),
             cp.record_result("t", "c", 1),
             cp.append("t", [{"n": 1}], expected_version=1),
+            cp.trim("t", 1, expected_version=2),
             cp.append("gone", [{}]),
             cp.delete_thread("gone", expected_version=1),
             cp.restore_thread(dump),
         )
         assert proxy.commands == ["EVALSHA"]
-        assert (outcomes[0], outcomes[4]) == (1, 2)
+        assert (outcomes[0], *outcomes[4:6]) == (1, 2, 1)
         assert await cp.load("gone") is None
         assert await cp.dump_thread("moved") == dump
 
@@ -117,6 +120,26 @@ async def test_a_range_costs_what_it_returns(proxy: Proxy, prefix: str) -> None:
         proxy.forget()
         assert [m["n"] for m in await cp.read("t", -2)] == [1998, 1999]
         assert proxy.received < 5000
+
+
+async def test_a_trimmed_thread_is_read_in_one_round_trip(
+    proxy: Proxy, prefix: str
+) -> None:
+    """Two, if the range begins or ends at a position: where is it in the list?"""
+    from_the_ends = {(0, None): 1990, (-5, -1): 1995, (0, 0): 1990}
+    at_positions = {(10, None): 1990, (0, 10): 1990, (1995, 1999): 1995}
+
+    async with Store(proxy.url, notify=False, prefix=prefix) as cp:
+        await cp.append("t", [{"n": n, "text": "x" * 1000} for n in range(2000)])
+        assert await cp.trim("t", 1990) == 1990
+
+        for trips, ranges in ((1, from_the_ends), (2, at_positions)):
+            for (start, stop), first in ranges.items():
+                proxy.forget()
+                data = await cp.load_range("t", start, stop)
+                assert data is not None
+                assert (data.first, proxy.trips) == (first, trips)
+                assert proxy.received < 15_000
 
 
 async def test_a_large_load_is_decoded_in_a_worker_thread(

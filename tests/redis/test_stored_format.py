@@ -95,6 +95,20 @@ async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> 
     }
 
 
+async def test_a_trim_changes_first_and_nothing_else(
+    cp: Store, raw: Any, prefix: str
+) -> None:
+    """The messages are gone from the list, also all of them; no time moves."""
+    await cp.append("t", [{"n": n} for n in range(3)], extra={"a": 1})
+    before = await stored(raw, prefix)
+    assert await cp.trim("t", 2) == 2
+    times = before["t:t"] | {b"first": b"2"}
+    assert await stored(raw, prefix) == before | {"m:t": [b'{"n":2}'], "t:t": times}
+    assert await cp.trim("t", 9) == 1
+    del before["m:t"]
+    assert await stored(raw, prefix) == before | {"t:t": times | {b"first": b"3"}}
+
+
 @pytest.mark.parametrize("erased", [False, True])
 async def test_a_restored_thread_is_stored_as_the_original(
     cp: Store, raw: Any, prefix: str, erased: bool
@@ -107,6 +121,7 @@ async def test_a_restored_thread_is_stored_as_the_original(
     await cp.record_issued("t", ToolCall("c1", "pay", {"b": 1}, "{key}"))
     await cp.record_result("t", "c1", {"no": 1}, success=False)
     await cp.record_issued("t", ToolCall("c2", "pay", {}, "{key}"))
+    await cp.trim("t", 1)
 
     if erased:
         await cp.delete_thread("t")
