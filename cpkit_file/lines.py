@@ -14,6 +14,9 @@ and in a register::
 
     {"key":"order 7","attempt":1,"thread":"user-42","call":"c1","at":[null,"0ab5f0e1"]}
 
+A log that was trimmed begins ``{"trimmed":120,"thread":…``: the position of its first
+message. A version of cpkit that does not trim calls that line damaged.
+
 The kind comes first. Times are microseconds since 1970, UTC. JSON texts are between
 tabs (⇥), unless a line has one message alone: a JSON text without white space has no
 tab. ``at`` comes last, with two to four values:
@@ -39,6 +42,7 @@ from pydantic_core import to_json
 from cpkit.driver import StoredCall
 
 HEAD, CALL, KEY = b'{"thread":', b'{"call":', b'{"key":'
+TRIMMED = b'{"trimmed":'
 ADD, EXTRA, ARGS, RESULT = b'{"add":', b'"extra":{', b',"args":', b',"result":'
 SEAL = len('01234567"]}\n')
 """The number of bytes of a seal, with all that follows it in the line."""
@@ -81,10 +85,11 @@ class Lines:
 # Writing: lines without their ``at`` and their closing brace
 
 
-def header(thread_id: str, created_at: int | None) -> bytes:
+def header(thread_id: str, created_at: int | None, trimmed: int = 0) -> bytes:
     """Return the first line of a log."""
+    first = {"trimmed": trimmed} if trimmed else {}
     created = {"created": created_at} if created_at else {}
-    return to_json({"thread": thread_id, **created})[:-1]
+    return to_json({**first, "thread": thread_id, **created})[:-1]
 
 
 def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -1,7 +1,7 @@
 """A log as it is at one moment, read without a lock, and what a handle remembers of it.
 
-Logs only grow: a deletion puts another file in a log's place, and what is cut off was
-never acknowledged. So a handle reads only what is new.
+Logs only grow: a deletion or a trim puts another file in a log's place, and what is cut
+off was never acknowledged. So a handle reads only what is new.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydantic_core import from_json
 
-from cpkit.driver import StoredCall, StoreFailure
+from cpkit.driver import Restore, StoredCall, StoreFailure
 from cpkit.errors import CorruptThread
 from cpkit.records import ThreadInfo
 from cpkit_file import lines
@@ -180,7 +180,8 @@ class Index:
     """What a handle knows of a log or a register: its ``tail``, and where it has what.
 
     All but the tail is used under the ``lock``. ``marks`` are offsets of lines, with
-    the version before them. ``calls`` have the places of their args and results.
+    the version before them: the first mark has the position of the first message.
+    ``calls`` have the places of their args and results.
     """
 
     def __init__(self) -> None:
@@ -250,9 +251,10 @@ class Index:
         elif kind.startswith(lines.KEY):
             key, attempt, thread_id, call_id, _ = from_json(kind).values()
             self.claims.setdefault(key, set()).add((attempt, thread_id, call_id))
-        elif kind.startswith(lines.HEAD):
+        elif kind.startswith((lines.HEAD, lines.TRIMMED)):
             head = from_json(kind)
             self.created_at = head.get("created", 0)
+            self.marks = [(0, head.get("trimmed", 0))]
 
             if head["thread"] != owner:
                 raise ValueError(f"it is the log of thread {head['thread']!r}")
@@ -263,6 +265,24 @@ class Index:
                 self.extra[parts[n]] = place(n + 2)
         else:
             raise ValueError(f"{kind[:20]!r} is not a kind of line")
+
+    @property
+    def first(self) -> int:
+        """The position of the first message that was not trimmed."""
+        return self.marks[0][1]
+
+    def state(self, log: Log, before: int = 0) -> Restore:
+        """Read all of the thread but the messages below the position ``before``."""
+        self.catch_up(log)
+        version, first = self.learned.version, max(self.first, before)
+        bodies = self.messages(log, first, version)
+        items, calls = self.items(log), self.read_calls(log)
+        times = self.created_at or None, self.learned.updated_at or None
+        return Restore(log.owner, bodies, items, calls, *times, first=first)
+
+    def items(self, log: Log) -> list[tuple[bytes, bytes]]:
+        """Read the extra."""
+        return [(key, log.read(*place)) for key, place in self.extra.items()]
 
     def messages(self, log: Log, first: int, last: int) -> list[bytes]:
         """Read the messages of a range."""

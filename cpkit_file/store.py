@@ -90,7 +90,7 @@ class FileStore:
     max_writes = 256
     timeout = None
     locks_threads = True
-    erases = True
+    erases = trims = True
     survives_by_default = Survives.MACHINE
 
     def __init__(self, path: str, options: FileOptions | None = None) -> None:
@@ -221,13 +221,12 @@ def _snapshot(
             return None
 
         version = index.learned.version
-        first, last = span(start, stop, version)
+        first, last = span(start, stop, version, index.first)
 
         if len(bodies) < last - first:
             bodies = index.messages(log, first, last)
 
-        items = [(key, log.read(*place)) for key, place in index.extra.items()]
-        pending = index.read_calls(log, pending=True)
+        items, pending = index.items(log), index.read_calls(log, pending=True)
 
     return Snapshot(decode(bodies, first), items, pending, version, first)
 
@@ -240,15 +239,12 @@ def _calls(folder: Folder, thread_id: str) -> list[StoredCall]:
 
 def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
     with reading(folder, thread_id) as (log, index):
-        index.catch_up(log)
-        calls, tail = index.read_calls(log), index.learned
+        state = index.state(log)
 
-        if not tail.updated_at:
-            return StoredDump([], [], calls, None, None) if calls else None
+    if state.updated_at or state.calls:
+        return StoredDump(*state[1:6], state.first)
 
-        bodies = index.messages(log, 0, tail.version)
-        items = [(key, log.read(*place)) for key, place in index.extra.items()]
-        return StoredDump(bodies, items, calls, index.created_at, tail.updated_at)
+    return None
 
 
 def _ids(folder: Folder, prefix: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ from cpkit.driver import (
     Restore,
     StoredCall,
     StoreFailure,
+    Trim,
     Write,
     erased_call,
     issued_call,
@@ -56,6 +57,8 @@ def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
         match batch:
             case [Erase() as write]:
                 return [_erase(log, write)]
+            case [Trim() as write]:
+                return [_trim(log, write)]
             case [Restore() as write]:
                 return [_restore(log, write)]
 
@@ -272,9 +275,7 @@ def _erase(log: Locked, write: Erase) -> Conflict | None:
     if write.expected_version not in (None, log.tail.version):
         return Conflict(log.tail.version)
 
-    for ending in (_TORN, _DRAFT):  # a crash can leave them, with messages
-        with suppress(FileNotFoundError):
-            os.unlink(log.path + ending)
+    _clean(log)
 
     if not log.tail.end or not (log.tail.updated_at or write.forget_keys):
         return None
@@ -296,6 +297,25 @@ def _erase(log: Locked, write: Erase) -> Conflict | None:
         log.sync_name()
 
     return None
+
+
+def _trim(log: Locked, write: Trim) -> Conflict | int:
+    """Remove the oldest messages: put a log in its place that has all but these."""
+    version = log.tail.version
+
+    if write.expected_version not in (None, version):
+        return Conflict(version)
+
+    first: int = log.header().get("trimmed", 0)
+
+    if (before := min(write.before, version)) <= first:
+        return 0
+
+    with log.index.lock:
+        left = log.index.state(log, before)
+
+    _rewrite(log, left)
+    return before - first
 
 
 def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
@@ -321,20 +341,7 @@ def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
     for register, added in claimed.items():
         register.append(added)
 
-    added = Lines(0, together=False)
-    added.add(lines.header(log.owner, write.created_at))
-    version, updated_at = len(write.bodies), write.updated_at or 0
-
-    for position, body in enumerate(write.bodies, 1):
-        added.add(lines.added([body], ()), position, updated_at)
-
-    if updated_at:
-        added.add(lines.added([], write.items), version, updated_at)
-
-    for call in write.calls:
-        added.add(lines.recorded(call), version, updated_at)
-
-    _replace(log, added, version, updated_at)
+    _rewrite(log, write)
     return None
 
 
@@ -345,15 +352,38 @@ def _calls(log: Locked) -> list[StoredCall]:
         return [call for call, *_ in log.index.calls.values()]
 
 
+def _rewrite(log: Locked, state: Restore) -> None:
+    """Replace the log by one that has just this."""
+    added = Lines(0, together=False)
+    added.add(lines.header(log.owner, state.created_at, state.first))
+    version, updated_at = state.first + len(state.bodies), state.updated_at or 0
+
+    for position, body in enumerate(state.bodies, state.first + 1):
+        added.add(lines.added([body], ()), position, updated_at)
+
+    if updated_at:
+        added.add(lines.added([], state.items), version, updated_at)
+
+    for call in state.calls:
+        added.add(lines.recorded(call), version, updated_at)
+
+    _replace(log, added, version, updated_at)
+
+
 def _replace(log: Locked, kept: Lines, version: int = 0, updated_at: int = 0) -> None:
     """Replace the log by one with these lines; it is locked until it is on disk."""
+    _clean(log)
     draft = log.path + _DRAFT
-
-    with suppress(FileNotFoundError):  # a crash can leave it
-        os.unlink(draft)
 
     with Locked(log.folder, draft) as file:
         file.append(kept, version, updated_at)
         os.rename(draft, log.path)
         log.tail = log.index.tail = file.tail
         log.sync_name()
+
+
+def _clean(log: Locked) -> None:
+    """Remove what a crash can leave beside a log, which has messages of it."""
+    for ending in (_TORN, _DRAFT):
+        with suppress(FileNotFoundError):
+            os.unlink(log.path + ending)
