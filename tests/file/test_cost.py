@@ -16,6 +16,7 @@ import pytest
 from cpkit import ToolCall
 from cpkit_file import FileCheckpointer
 from cpkit_file.lines import SEAL
+from cpkit_file.schema import log_name
 from cpkit_file.workers import Workers
 from tests.tracing import needs_strace, traced
 
@@ -30,6 +31,7 @@ OPERATIONS: dict[str, tuple[int, Operation]] = {
     "save_extra": (1, lambda cp: cp.save_extra("t", {"a": 1, "b": 2})),
     "record_issued": (2, lambda cp: cp.record_issued("t", CALL)),
     "record_result": (1, lambda cp: cp.record_result("t", "c", {"ok": True})),
+    "trim": (2, lambda cp: cp.trim("t", 1)),
     "delete_thread": (2, lambda cp: cp.delete_thread("t")),
     "load": (0, lambda cp: cp.load("new")),
     "read": (0, lambda cp: cp.read("new", -1)),
@@ -155,6 +157,8 @@ async def test_a_write_that_changes_nothing_syncs_nothing(
         await cp.record_issued("t", ToolCall("other", "tool", {}, "key"))
         await cp.record_result("t", "c", 2)
         await cp.delete_thread("not there")
+        await cp.trim("t", 0)
+        await cp.trim("not there", 1)
         taken = counted.take()
         assert (taken.syncs, taken.writes) == (0, 0)
 
@@ -296,6 +300,26 @@ async def test_reading_a_range_reads_only_that_range(
         counted.take()
         await cp.read("t", 10_000, 11_000)
         assert counted.take().bytes_read < 300_000 + 2 * 1000 * SIZE
+
+
+async def test_a_trim_costs_what_is_left(long: Path, counted: Counted) -> None:
+    """So do a load after it, and a trim after each append, in any handle."""
+    async with Store(long) as cp, Store(long) as other:
+        await other.read("t", 0, 1)
+        assert await cp.trim("t", 49_990) == 49_990
+        size = (long / "threads" / log_name("t")).stat().st_size
+        assert size < 10 * SIZE + 2000
+
+        for version in range(50_001, 50_011):
+            counted.take()
+            data = await other.load("t")
+            assert data is not None
+            assert (data.first, len(data.messages)) == (version - 11, 10)
+            assert await cp.append("t", [MESSAGE]) == version
+            assert await cp.trim("t", version - 10) == 1
+            taken = counted.take()
+            assert taken.bytes_read < 5 * size
+            assert taken.bytes_written < 1.1 * size + 2 * SIZE
 
 
 async def test_listing_threads_reads_no_payload(home: Path, counted: Counted) -> None:

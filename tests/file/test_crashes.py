@@ -29,6 +29,7 @@ class State:
     """Everything that a store returns about the thread ``t`` and the key ``key``."""
 
     messages: list[Any] | None
+    first: int | None
     extra: dict[str, Any] | None
     pending: list[CallRecord] | None
     calls: list[CallRecord]
@@ -40,6 +41,7 @@ async def state_of(cp: Store) -> State:
     data = await cp.load("t")
     return State(
         None if data is None else data.messages,
+        None if data is None else data.first,
         None if data is None else data.extra,
         None if data is None else [timeless(record) for record in data.pending],
         [timeless(record) for record in await cp.list_calls("t")],
@@ -89,6 +91,14 @@ async def append_large(cp: Store) -> None:
 
 async def append_three(cp: Store) -> None:
     await cp.append("t", [{"n": 2}, {"n": 3}, {"n": 4}])
+
+
+async def trim(cp: Store) -> None:
+    assert await cp.trim("t", 2) > 0
+
+
+async def trim_all(cp: Store) -> None:
+    assert await cp.trim("t", 99) > 0
 
 
 async def merge(cp: Store) -> None:
@@ -146,6 +156,13 @@ SCENARIOS: dict[str, tuple[list[Step], Step]] = {
     "a failure": ([claim], fail),
     "a late result of an erased call": ([append, claim, delete], complete),
     "a late result beside a new life": ([claim, delete, append], complete),
+    "a trim": ([append, append_three, merge, claim, complete], trim),
+    "a trim of all": ([append_three, claim], trim_all),
+    "a second trim": ([append_three, trim, append], trim_all),
+    "a trim behind a torn write": ([append_three, tear], trim),
+    "an append after a trim": ([append_three, trim], append_three),
+    "a result after a trim of all": ([append, claim, trim_all], complete),
+    "a deletion of what was trimmed": ([append_three, claim, trim], delete),
     "a deletion": ([append, merge, claim, complete], delete),
     "a deletion of messages alone": ([append, merge], delete),
     "a deletion of what was erased": ([append, claim, delete], delete),
@@ -168,6 +185,7 @@ QUICK = [
     "a later merge",
     "a claim after a failure",
     "a result",
+    "a second trim",
     "a late result of an erased call",
     "a deletion of what was erased",
     "forgetting the first attempt",
@@ -176,7 +194,7 @@ QUICK = [
 
 async def check_goes_on(cp: Store, found: State) -> None:
     """Check that the next writes work and agree with what was read."""
-    version = len(found.messages or [])
+    version = len(found.messages or []) + (found.first or 0)
     assert await cp.append("t", [{"n": 9}], expected_version=version) == version + 1
     again = await cp.record_issued("later", ToolCall("e", "pay", {}, "key"))
     assert (again is None) == (found.holder is None)

@@ -27,6 +27,7 @@ USES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
     "save_extra": lambda cp: cp.save_extra("t", {"a": 1}),
     "record_issued": lambda cp: cp.record_issued("t", CALL),
     "record_result": lambda cp: cp.record_result("t", "c", 1),
+    "trim": lambda cp: cp.trim("t", 1),
     "delete_thread": lambda cp: cp.delete_thread("t"),
     "load": lambda cp: cp.load("t"),
     "list_calls": lambda cp: cp.list_calls("t"),
@@ -170,3 +171,26 @@ async def test_a_deletion_with_an_unknown_outcome_says_so(
     async with Store(home) as cp:
         assert await cp.load("t") is None
         assert (await cp.find_call("key") is None) is forget
+
+
+async def test_a_trim_with_an_unknown_outcome_says_so(
+    home: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is unknown after the log was replaced; before that nothing was done."""
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}, {"n": 2}])
+
+        for name, applied in (("write", False), ("rename", False), ("fsync", True)):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, name, fail)
+
+                with pytest.raises(BackendUnavailable) as raised:
+                    await cp.trim("t", 1)
+
+            assert raised.value.maybe_applied is applied, name
+            assert applied or await cp.read("t") == [{"n": 1}, {"n": 2}], name
+
+    async with Store(home) as cp:
+        assert await cp.read("t") == [{"n": 2}]
+        assert await cp.trim("t", 2) == 1
+        assert [path.name for path in log.parent.iterdir()] == [log.name]

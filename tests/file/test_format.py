@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
-from cpkit import ToolCall
+from cpkit import CorruptThread, ToolCall
 from cpkit.driver.codec import from_micros
-from cpkit_file import FileCheckpointer
+from cpkit_file import FileCheckpointer, lines
 
 Store = FileCheckpointer[Any]
 
@@ -55,6 +56,22 @@ ERASED = f"""\
 "c01dbc8e"]}}
 {{"add":{{}},"at":[1,{T},"0bd63e78"]}}
 """
+TRIMMED = f"""\
+{{"trimmed":2,"thread":"t","created":{T},"at":[null,"CCCCCCCC"]}}
+{{"add":{{"n":100000000000000000000}},"at":[3,{T},"CCCCCCCC"]}}
+{{"add":{{}},"at":[4,{T},"CCCCCCCC"]}}
+{{"extra":{{\t"plan"\t:\tnull\t,\t"a b"\t:\t["x"]\t,\t"n"\t:\t1\t}},\
+"at":[4,{T},"CCCCCCCC"]}}
+{{"call":\t{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1",\
+"status":"failed","attempt":1,"issued_at":{T},"resolved_at":{T}}}\t,\
+"args":\t{{"amount":10}}\t,"result":\t"busy"\t,"at":[4,{T},"CCCCCCCC"]}}
+{{"call":\t{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1",\
+"status":"completed","attempt":2,"issued_at":{T},"resolved_at":{T}}}\t,\
+"args":\t{{"amount":10}}\t,"result":\t{{"ok":true}}\t,"at":[4,{T},"CCCCCCCC"]}}
+{{"call":\t{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2",\
+"status":"issued","attempt":1,"issued_at":{T}}}\t,"args":\t{{}}\t,"at":[4,{T},\
+"CCCCCCCC"]}}
+"""
 NAME = "t~e3b98a4da31a127d4bde6e43033f66ba274cab0eb7eb1c70ec41402bf6273dd8.jsonl"
 REGISTERS = {
     "01.jsonl": """\
@@ -85,6 +102,19 @@ def frozen(text: str) -> str:
     return re.sub(r'"[0-9a-f]{8}"\]\}\n', '"CCCCCCCC"]}\n', text)
 
 
+def sealed(text: str) -> str:
+    """Return a log with its checksums."""
+    sum_, found = 0, b""
+
+    for line in text.encode().splitlines(keepends=True):
+        sum_ = crc32(line[: -lines.SEAL], sum_)
+        seal = b'%08x"]}\n' % sum_
+        found += line[: -lines.SEAL] + seal
+        sum_ = crc32(seal, sum_)
+
+    return found.decode()
+
+
 def registers(home: Path) -> dict[str, str]:
     """Return what is in the registers."""
     files = (home / "used-keys").iterdir()
@@ -94,7 +124,7 @@ def registers(home: Path) -> dict[str, str]:
 def restore(home: Path, log: str) -> None:
     """Create the folder that another version of cpkit would have left."""
     for name in ("threads", "used-keys"):
-        (home / name).mkdir(parents=True)
+        (home / name).mkdir(parents=True, exist_ok=True)
 
     (home / "cpkit.json").write_bytes(MARK)
     (home / "threads" / NAME).write_text(log)
@@ -127,6 +157,51 @@ async def test_the_bytes_after_a_deletion_are_the_frozen_format(home: Path) -> N
     assert frozen((home / "threads" / NAME).read_text()) == frozen(ERASED)
     assert registers(home) == before
     assert [path.name for path in (home / "threads").iterdir()] == [NAME]
+
+
+async def test_the_bytes_after_a_trim_are_the_frozen_format(home: Path) -> None:
+    """One line has one message, and a line with two was written again without one."""
+    async with Store(home) as cp:
+        await fill(cp)
+        before = registers(home)
+        assert await cp.trim("t", 2) == 2
+
+    assert frozen((home / "threads" / NAME).read_text()) == TRIMMED
+    assert registers(home) == before
+    assert [path.name for path in (home / "threads").iterdir()] == [NAME]
+
+
+async def test_a_frozen_trim_is_read(home: Path) -> None:
+    """Positions go on at the version, also where a log of before is in its place."""
+    restore(home, LOG)
+
+    async with Store(home) as cp, Store(home) as other:
+        assert await other.read("t", 1, 2) == [{"n": 1.0}]
+        restore(home, sealed(TRIMMED))
+        data = await other.load("t")
+        assert data is not None
+        assert (data.first, data.version) == (2, 4)
+        assert data.messages == [{"n": 10**20}, {}]
+        assert data.extra == {"plan": None, "a b": ["x"], "n": 1}
+        assert [record.call.call_id for record in data.pending] == ["c3"]
+        assert await cp.load("t") == data
+        assert await cp.append("t", [{"n": 5}], expected_version=4) == 5
+        assert await other.read("t", -2) == await other.read("t", 3) == [{}, {"n": 5}]
+        (info,) = await cp.list_threads()
+        assert info.created_at == (await cp.list_calls("t"))[0].issued_at
+
+
+async def test_a_version_that_does_not_trim_calls_a_trimmed_log_damaged(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take its messages for those at the positions from 0 on."""
+    monkeypatch.setattr(lines, "TRIMMED", lines.HEAD)
+    restore(home, sealed(TRIMMED))
+
+    async with Store(home) as cp:
+        for read in (cp.load("t"), cp.read("t", -1), cp.list_calls("t")):
+            with pytest.raises(CorruptThread, match="not a kind of line"):
+                await read
 
 
 async def test_a_frozen_store_is_read(home: Path) -> None:

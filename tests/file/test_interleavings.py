@@ -25,6 +25,7 @@ from cpkit.driver import (
     Restore,
     StoredCall,
     StoreFailure,
+    Trim,
     Write,
 )
 from cpkit.memory import MemoryStore
@@ -123,6 +124,9 @@ STARTS = {
     "a failure": Start([append("t"), claim("t", "c"), resolve("t", "c")]),
     "a completion": Start([claim("t", "c"), resolve("t", "c", "completed")]),
     "a deletion": Start([append("t"), claim("t", "c"), Erase("t", False)]),
+    "a trim": Start(
+        [append("t"), append("t"), claim("t", "c"), resolve("t", "c"), Trim("t", 1)]
+    ),
     "a deletion of a failure": Start(
         [claim("t", "c"), resolve("t", "c"), Erase("t", False)]
     ),
@@ -170,6 +174,7 @@ OPERATIONS: dict[str, Operation] = {
     "delete": Erase("t", False),
     "forget": Erase("t", True),
     "forget elsewhere": Erase("u", True),
+    "trim": Trim("t", 2),
     "restore": restore("t", 3),
     "restore two": restore("t", 1, 5),
     "restore elsewhere": restore("u", 4),
@@ -188,6 +193,8 @@ AFTERWARDS: list[Operation] = [
     claim("v", "c"),
     claim("w", "c"),
     Append("t", [b"{}"], None),
+    Trim("t", 1),
+    Read("tail", "t"),
     Erase("v", True),
     Erase("u", True),
     Read("find", "k"),
@@ -374,6 +381,8 @@ QUICK = [
     ("nothing", "find", "restore two"),
     ("a deletion", "append", "fail"),
     ("a torn write", "append", "load"),
+    ("a trim", "append", "trim"),
+    ("a trim", "trim", "load"),
     ("a write with a hole", "claim", "tail"),
     ("claims of a forgotten thread", "restore", "restore elsewhere"),
 ]
@@ -478,6 +487,11 @@ def test_a_kill_at_any_step(place: Path, name: str) -> None:
     for one, operation in OPERATIONS.items():
         if not isinstance(operation, Read):
             check_kills(home, STARTS[name], [one])
+
+
+def test_a_trim_is_killed_at_any_step(place: Path) -> None:
+    """All older messages are gone, or none; nothing newer is."""
+    check_kills(Home(place, STARTS["a trim"]), STARTS["a trim"], ["trim"])
 
 
 def check_failures(home: Home, start: Start, name: str) -> None:

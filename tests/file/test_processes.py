@@ -16,6 +16,7 @@ from cpkit import BackendUnavailable, CheckpointData, ToolCall
 from cpkit_file import FileCheckpointer
 from cpkit_file.schema import register_name
 from tests.processes import Workers
+from tests.sweeps import sweep
 
 Store = FileCheckpointer[Any]
 
@@ -65,6 +66,57 @@ def test_a_write_that_a_kill_cut_short_is_skipped_and_set_aside(
 
         for file in log.parent.iterdir():
             file.unlink()
+
+
+async def load_beside(home: Path, two: list[Any], count: int) -> tuple[Any, Any]:
+    """Load the thread while two processes use it, and once after they were killed.
+
+    Returns what they reported, and the loads.
+    """
+    said, seen = [worker.answer() for worker in two], []
+
+    async with Store(home) as cp:
+        for worker in two * count:
+            seen += [await cp.load("t"), await cp.load_range("t", -2)]
+            said.append(await asyncio.to_thread(worker.answer))
+
+        said += [line for worker in two for line in worker.kill()]
+        seen.append(await cp.load("t"))
+
+    return said, seen
+
+
+@pytest.mark.parametrize("rounds", sweep([1, 5], [1]))
+def test_a_trim_beside_appends_and_loads_is_done_or_not_done(
+    home: Path, workers: Workers, rounds: int
+) -> None:
+    """Two processes append and trim, another one loads, and the two are killed.
+
+    Nothing newer than the cut is lost, nothing older comes back, and each message
+    stays at its position, whichever file has it.
+    """
+    first = 0
+
+    for round_ in range(rounds):
+        two = workers(2)
+
+        for n, worker in enumerate(two):
+            worker.tell("trim_for_ever", f"file://{home}", f"w{round_}.{n}", 5)
+
+        said, seen = asyncio.run(load_beside(home, two, 10 + round_))
+
+        for data in seen:
+            assert first <= data.first == data.version - len(data.messages)
+            halves = [message["half"] for message in data.messages]
+            assert halves == [n % 2 for n in range(data.first, data.version)]
+
+        firsts = [data.first for data in seen if len(data.messages) > 2]
+        assert firsts == sorted(firsts)
+        # One append and one trim of each process can be stored without an answer.
+        first, version = seen[-1].first, seen[-1].version
+        last = {kind: max(at for one, at in said if one == kind) for kind, _ in said}
+        assert last["append"] <= version <= last["append"] + 4
+        assert last["trim"] <= first <= version
 
 
 def test_a_stopped_process_blocks_only_writes_to_its_thread(
