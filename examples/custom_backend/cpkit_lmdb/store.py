@@ -43,6 +43,7 @@ from cpkit.driver import (
     StoredCall,
     StoreFailure,
     StoreInfo,
+    Trim,
     Write,
     create_folder,
     issued_call,
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 # LMDB's keys have at most 511 bytes and ids up to 512, so ids are hashed: 32 bytes,
 # different for different ids. A key starts with one of these letters.
-#   t  thread -> version
+#   t  thread -> version, position of the first message
 #   m  thread, position -> body
 #   x  thread, hash of the extra key -> [key, value]
 #   c  thread, sequence -> StoredCall, in the order of claims
@@ -85,7 +86,7 @@ class LMDBStore:
     max_writes = 256
     timeout = 10.0  # LMDB itself waits for ever for a writer that is stopped
     locks_threads = False
-    erases = False
+    erases, trims = False, True
 
     def __init__(self, folder: str, map_size: int) -> None:
         self.name = f"lmdb:{folder}"
@@ -154,8 +155,8 @@ class LMDBStore:
             if (stored := tx.get(_key(b"t", thread_id))) is None:
                 return None
 
-            version = int.from_bytes(stored)
-            first, last = span(start, stop, version)
+            version, trimmed = _positions(stored)
+            first, last = span(start, stop, version, trimmed)
             bodies = _rows(tx, _key(b"m", thread_id), _number(first))
             return Snapshot(
                 decode(islice(bodies, last - first), first),
@@ -214,7 +215,7 @@ def _create(folder: str) -> None:
 def _apply(tx: lmdb.Transaction, write: Write) -> Outcome:
     """Apply one write; a refused write has changed nothing."""
     thread_id, now = write.thread_id, time.time_ns() // 1000
-    version = int.from_bytes(tx.get(_key(b"t", thread_id), b""))  # or 0
+    version, first = _positions(tx.get(_key(b"t", thread_id), b""))
 
     match write:
         case Append():
@@ -234,8 +235,7 @@ def _apply(tx: lmdb.Transaction, write: Write) -> Outcome:
             if known or (newest and newest.status != "failed"):
                 return known or newest
 
-            # Nothing is ever deleted, so the number of entries is a sequence.
-            place = _key(b"c", thread_id, _number(tx.stat()["entries"]))
+            place = _next_place(tx, thread_id)
             tx.put(place, to_json(issued_call(write, newest, now)))
             tx.put(_key(b"i", thread_id, _hash(write.call_id)), place)
             tx.put(_key(b"k", write.idempotency_key), place)
@@ -248,14 +248,41 @@ def _apply(tx: lmdb.Transaction, write: Write) -> Outcome:
                 tx.put(bytes(tx.get(pointer) or b""), to_json(found))
 
             return found
+        case Trim():
+            if write.expected_version not in (None, version):
+                return Conflict(version)
 
-    tx.put(_key(b"t", thread_id), _number(version))  # creates a missing thread
+            if (before := min(write.before, version)) <= first:
+                return 0
+
+            for position in range(first, before):
+                tx.delete(_key(b"m", thread_id, _number(position)))
+
+            tx.put(_key(b"t", thread_id), _number(version) + _number(before))
+            return before - first
+
+    # Creates a missing thread.
+    tx.put(_key(b"t", thread_id), _number(version) + _number(first))
 
     for key, value in write.items if isinstance(write, Append | Merge) else ():
         item = to_json([key.decode(), value.decode()])
         tx.put(_key(b"x", thread_id, sha256(key).digest()), item)
 
     return version if isinstance(write, Append) else None
+
+
+def _positions(stored: bytes) -> tuple[int, int]:
+    """Return the version and the position of the first message; 0 and 0 for none."""
+    return int.from_bytes(stored[:8]), int.from_bytes(stored[8:])
+
+
+def _next_place(tx: lmdb.Transaction, thread_id: str) -> bytes:
+    """Return a key under c behind those of the thread's calls."""
+    prefix, cursor = _key(b"c", thread_id), tx.cursor()
+    _ = cursor.prev() if cursor.set_range(prefix + b"\xff" * 8) else cursor.last()
+    last = bytes(cursor.key())
+    number = int.from_bytes(last[-8:]) + 1 if last.startswith(prefix) else 0
+    return prefix + _number(number)
 
 
 def _call(tx: lmdb.Transaction, pointer: bytes) -> StoredCall | None:
