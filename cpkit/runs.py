@@ -56,6 +56,7 @@ __all__ = [
     "hint",
     "holder_of",
     "read_all",
+    "store_time",
     "stale_after_of",
     "wake_run",
 ]
@@ -113,7 +114,6 @@ class Ask:
     key: str
     number: int
     thread_id: str
-    expires_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,6 @@ class RunThread:
                 "key": ask.key,
                 "number": ask.number,
                 "thread_id": ask.thread_id,
-                "expires_after": ask.expires_after,
             }
         )
 
@@ -306,7 +305,7 @@ def _wake_of(why: str, rest: dict[Any, Any], position: int) -> Wake:
 
 def _ask_of(request: str, key: str, rest: dict[Any, Any]) -> Ask:
     number, thread_id = rest.get("number", 1), rest.get("thread_id", "")
-    return Ask(request, key, number, thread_id, rest.get("expires_after"))
+    return Ask(request, key, number, thread_id)
 
 
 def holder_of(record: CallRecord) -> str:
@@ -350,6 +349,21 @@ async def hint(cp: Checkpointer[Any], **fact: JsonValue) -> None:
         pass  # another hint came, and its writer deletes them
     except CheckpointerError:
         log.warning("could not wake the workers", exc_info=True)
+
+
+async def store_time(cp: Checkpointer[Any]) -> datetime | None:
+    """Return the store's time; ``None`` from a store that cannot list its threads.
+
+    Only a write shows it, so this writes a hint.
+    """
+    while isinstance(cp, ListsThreads):
+        await retry_unclear(lambda: cp.append(HINTS, [{}]))
+        listed = await cp.list_threads(prefix=HINTS, limit=1)
+
+        if listed and listed[0].thread_id == HINTS:
+            return listed[0].updated_at
+
+    return None
 
 
 # The list

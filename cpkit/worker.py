@@ -47,7 +47,6 @@ from cpkit.protocol import Checkpointer, ErasesThreads, ReadsRanges
 from cpkit.records import JsonValue
 from cpkit.runs import (
     HINTS,
-    Ask,
     RunList,
     RunState,
     RunThread,
@@ -187,9 +186,8 @@ class _KnownRun:
 
 @dataclass
 class _KnownRequest:
-    """A request as last read, and since when this worker knows it."""
+    """A request as last read, and since when this worker knows its decision."""
 
-    since: float
     read_at: float = -inf
     request: ApprovalRequest | None = None
     decided_since: float = inf
@@ -443,7 +441,7 @@ class Worker:
         }
         known = self._seen_requests
         self._seen_requests = {
-            name: known.get(name) or _KnownRequest(now) for name in asks
+            name: known.get(name) or _KnownRequest() for name in asks
         }
         is_open = [n for n, one in self._seen_requests.items() if not _is_decided(one)]
         is_open.sort(key=lambda name: self._seen_requests[name].read_at)
@@ -454,30 +452,23 @@ class Worker:
         )
 
         for name, request in zip(wanted, found, strict=True):
-            seen, (ask, thread_id) = self._seen_requests[name], asks[name]
+            seen, thread_id = self._seen_requests[name], asks[name][1]
             seen.read_at = now
 
             if request == "gone":
                 await RunThread(self._cp, thread_id).add(settled=name)
                 await self._runs.reload(thread_id)
             elif isinstance(request, ApprovalRequest):
-                seen.request = await self._expired(request, seen, ask)
+                seen.request = await self._expired(request)
 
             # A damaged request stays on the list, and is read again: the log, cpkit
             # pending and cpkit doctor name it, and a person repairs it.
             if _is_decided(seen):
                 seen.decided_since = min(seen.decided_since, now)
 
-    async def _expired(
-        self, request: ApprovalRequest, seen: _KnownRequest, ask: Ask
-    ) -> ApprovalRequest | None:
-        """Return the request, which ends here if its time is over.
-
-        No wall clock ends it: this worker has watched it for so long.
-        """
-        watched = asyncio.get_running_loop().time() - seen.since
-
-        if request.decision is None and watched >= (ask.expires_after or inf):
+    async def _expired(self, request: ApprovalRequest) -> ApprovalRequest | None:
+        """Return the request, which ends here if its time is over."""
+        if request.decision is None and await self._requests.seconds_left(request) < 0:
             return await self._requests.expire(request)
 
         return request

@@ -172,9 +172,9 @@ class Approvals:
             if request.same_args(effect.args):
                 newest = request
 
-                # While a request is undecided or approved for good, none follows it.
+                # While a request is undecided, or its approval counts, none follows.
                 if request.decision is None or (
-                    request.verdict == "approved" and request.expires_after is None
+                    request.verdict == "approved" and self._requests.is_in_time(request)
                 ):
                     return request
             elif plan.kind == "given":
@@ -197,8 +197,11 @@ class Approvals:
         """
         clock = asyncio.get_running_loop().time
         notify_at = clock()
-        # No wall clock ends a request: this process has watched it for so long.
-        expires = notify_at + (request.expires_after or inf)
+        # A run that looks once does not wait for the end of a request.
+        left = (
+            await self._requests.seconds_left(request) if deadline > notify_at else inf
+        )
+        expires = clock() + left
         failure: Exception | None = None
         leases = held_leases(self._attempts.cp)
         note_effect(leases, plan.key, "waiting")

@@ -56,6 +56,9 @@ Verdict = Literal["approved", "denied", "expired", "withdrawn"]
 KeyKind = Literal["arguments", "fields", "call", "given"]
 """What the chosen values of a key are."""
 
+_EXPIRES_AFTER = 7 * 86_400.0
+"""Seconds: it spans a weekend with holidays, and older approvals surprise people."""
+
 _LONGEST_EXPIRY = 100 * 365 * 86_400
 """Seconds: with many more, a request would expire after the last date of Python."""
 
@@ -236,7 +239,8 @@ class Options:
     Waiting
         ``timeout`` bounds the wait for another attempt's result, ``approval_timeout``
         that for a decision; ``"auto"`` is 0 under a worker, outside of handlers, and
-        no limit elsewhere. A request expires after ``expires_after``. A holder without
+        no limit elsewhere. A request expires after ``expires_after``, by default a
+        week, by the store's clock. A holder without
         a heartbeat for ``stale_after`` is taken over: ``verify`` says whether its
         effect landed; without ``verify`` the handler runs again.
     """
@@ -249,7 +253,7 @@ class Options:
     verify: Verify | None = None
     timeout: float | None = 30.0
     approval_timeout: float | Literal["auto"] | None = "auto"
-    expires_after: float | None = None
+    expires_after: float | None = _EXPIRES_AFTER
     stale_after: float | None = None
 
     def __post_init__(self) -> None:

@@ -12,9 +12,11 @@ requests of a store are those of its open runs.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any, Literal
 from urllib.parse import urlencode
 
@@ -27,7 +29,7 @@ from cpkit.errors import CheckpointerError, CorruptThread, UnknownCall
 from cpkit.lease import LeaseTimeout, held_leases, thread_lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue, ToolCall
-from cpkit.runs import Ask, RunList, RunThread, hint, read_all
+from cpkit.runs import Ask, RunList, RunThread, hint, read_all, store_time
 
 __all__ = [
     "ApprovalRequest",
@@ -122,6 +124,8 @@ class Requests:
         self._attempts = Attempts(cp)
         self._ui = None if ui is None else ui.rstrip("/")
         self._runs: RunList | None = None
+        self._clock: datetime | None = None
+        """The store's time at time 0 of the event loop's clock."""
         self._damaged: set[str] = set()
         """The call ids of damaged requests that the log has named."""
 
@@ -231,6 +235,32 @@ class Requests:
         is_gone = request.record.erased or request.verdict == "withdrawn"
         return "gone" if is_gone else request
 
+    async def seconds_left(self, request: ApprovalRequest) -> float:
+        """Return how long it takes until a request expires; ``inf`` if it never does.
+
+        By the store's clock, which is read once: a wall clock that is wrong ends none.
+        If the store does not show its clock, the whole time is left.
+        """
+        if request.expires_at is not None and self._clock is None:
+            self._set_clock(await store_time(self._cp) or request.requested_at)
+
+        return self._seconds_left(request)
+
+    def is_in_time(self, request: ApprovalRequest) -> bool:
+        """Return whether a request is known not to have expired yet."""
+        is_known = request.expires_at is None or self._clock is not None
+        return is_known and self._seconds_left(request) > 0
+
+    def _seconds_left(self, request: ApprovalRequest) -> float:
+        if request.expires_at is None or self._clock is None:
+            return inf
+
+        left = request.expires_at - self._clock
+        return left.total_seconds() - asyncio.get_running_loop().time()
+
+    def _set_clock(self, now: datetime) -> None:
+        self._clock = now - timedelta(seconds=asyncio.get_running_loop().time())
+
     async def create(
         self,
         effect: Effect,
@@ -262,6 +292,10 @@ class Requests:
 
         if request is not None:
             is_new = request.record.call.call_id == call.call_id
+
+            if is_new:
+                self._set_clock(request.requested_at)
+
             await self.list_for(request, run_thread, is_new=is_new)
 
         return request
@@ -277,7 +311,7 @@ class Requests:
 
         if is_new or call_id not in (await run.look()).asks:
             key, number, thread_id = request.key, request.number, request.thread_id
-            await run.ask(Ask(call_id, key, number, thread_id, request.expires_after))
+            await run.ask(Ask(call_id, key, number, thread_id))
 
     async def resolve(
         self, request: ApprovalRequest, result: dict[str, JsonValue]

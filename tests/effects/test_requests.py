@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ from cpkit.effects import (
     tool,
 )
 from cpkit.effects.requests import waiting_tools
-from cpkit.lease import thread_lease
+from cpkit.lease import Lease, thread_lease
 from cpkit.runs import Ask, RunThread
+from cpkit.worker import Worker
 from tests.effects.shop import (
     Counting,
     Method,
@@ -71,6 +73,14 @@ async def ask(
         await ledger.run(thread, "charge", args or ARGS, Shop().charge)
 
     return ledger.key(thread, "charge", args or ARGS)
+
+
+async def move_back(cp: Any, thread: str, by: timedelta) -> None:
+    """Let the calls of a thread have been made earlier."""
+    dump = await cp.dump_thread(thread)
+    calls = [replace(one, issued_at=one.issued_at - by) for one in dump.calls]
+    await cp.delete_thread(thread, forget_keys=True)
+    await cp.restore_thread(replace(dump, calls=calls, created_at=dump.created_at - by))
 
 
 async def own(cp: Any, *keys: str, **options: Any) -> list[ApprovalRequest]:
@@ -310,6 +320,49 @@ class TestExpiry:
 
         with pytest.raises(ApprovalExpired, match="ask_again"):
             await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+    async def test_a_request_expires_after_a_week_if_nothing_is_said(
+        self, cp: Store, thread: str
+    ) -> None:
+        """With ``None`` it never does."""
+        await ask(cp, thread)
+        await ask(cp, thread, {"order": "8"}, expires_after=None)
+        week, never = await quick(cp).pending(thread)
+        assert week.expires_at == week.requested_at + timedelta(days=7)
+        assert never.expires_at is None
+
+    async def test_a_run_that_begins_later_ends_a_dead_request(
+        self, cp: Any, thread: str
+    ) -> None:
+        """It need not watch the request for a week: the store's clock says so."""
+        key = await ask(cp, thread)
+        await move_back(cp, thread, timedelta(days=8))
+        ledger = careful(cp, approval_timeout=None)
+
+        with pytest.raises(ApprovalExpired):
+            await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+        assert await own(cp, key) == []
+
+    async def test_a_worker_that_starts_later_ends_a_dead_request(
+        self, cp: Any, thread: str
+    ) -> None:
+        """Its run ends, and nothing of it is left on the list of runs."""
+        key = await ask(cp, thread)
+        ended: list[str] = []
+
+        async def agent(cp: Any, lease: Lease) -> None:
+            try:
+                await careful(cp).run(thread, "charge", ARGS, Shop().charge)
+            except ApprovalExpired as exc:
+                ended.append(exc.key)
+                raise
+
+        assert await Worker(cp, agent, prefix=thread).run_due() == 0
+        await move_back(cp, thread, timedelta(days=8))
+        assert await Worker(cp, agent, prefix=thread).run_due() == 1
+        assert (ended, await own(cp, key)) == ([key], [])
+        assert await cp.load(RunThread(cp, thread).name) is None
 
     @pytest.mark.parametrize("seconds", [0, -1, 1e12, inf, nan])
     async def test_the_time_is_positive_and_ends_before_the_calendar(
