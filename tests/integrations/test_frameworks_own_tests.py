@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.own_tests import run, source_of
+from tests.integrations.own_tests import install, run, source_of
 
 OPENAI_FILES = (
     "memory/test_session.py",
@@ -61,6 +61,17 @@ CLAUDE_DIFFERENT = {
     "test_continue_skips_sidechain_sessions": "it sets the private `_mtimes`",
     "test_continue_tie_break_is_deterministic": "it sets the private `_mtimes`",
 }
+MCP_FILES = (
+    "interaction/transports/test_hosting_resume.py",
+    "shared/test_streamable_http.py",
+)
+MCP_DIFFERENT = {
+    "test_a_pre_2025_11_25_reconnect_replays_without_minting_a_priming_event",
+    "test_initialize_with_unknown_protocol_version_gets_no_priming_event",
+    "test_the_priming_row_is_stored_before_any_handler_output_for_that_stream",
+}
+MCP_NEEDS = ("inline-snapshot", "asttokens", "executing")
+
 # These expect that a store answers within a few turns of the event loop, or that two
 # appends within a millisecond have different times.
 CLAUDE_IN_MEMORY = {
@@ -97,6 +108,18 @@ def test_the_tests_of_the_openai_agents_sdk_pass(tmp_path: Path) -> None:
     ours = run(tests, OPENAI_FILES, *options, "-p", "openai_substitute")
     assert len(ours) >= 220
     assert _failed(ours) == OPENAI_DIFFERENT
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_tests_of_the_mcp_sdk_pass(tmp_path: Path) -> None:
+    """All but those that look into the list of the tests' own store."""
+    tests = source_of("mcp", tmp_path) / "tests"
+    (tests / "conftest.py").unlink()
+    paths = [install(tmp_path / "needed", *MCP_NEEDS)]
+    ours = run(tests, MCP_FILES, "-p", "mcp_substitute", "-p", "anyio", paths=paths)
+    assert len(ours) >= 80
+    assert _failed(ours) == MCP_DIFFERENT
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ PRINTED = {
     "pydantic-ai": ["Hello again.\n2 messages\n", "Hello again.\n4 messages\n"],
     "claude-agent-sdk": ["1 entry\n", "1 entry\n"],
     "google-adk": ["I was shown 1 events.\n", "I was shown 3 events.\n"],
+    "mcp": ["progress\n7\n", "progress\n7\n"],
     "langgraph": ["You said yes. 2\n", "You said yes. 4\n"],
 }
 URL = "sqlite:///agent.db"
@@ -39,15 +40,17 @@ def test_the_program_runs_twice(tmp_path: Path, kind: str, page: str) -> None:
 
 
 @pytest.mark.long
-def test_the_synchronous_blocks_run_twice(tmp_path: Path) -> None:
-    """Each page with a synchronous API has a block for programs without a loop."""
+def test_the_later_blocks_run_twice(tmp_path: Path) -> None:
+    """Those for programs without a loop, and the others that are not a page's first."""
     graph = blocks_of("integrations/langgraph.md")[1]
     memory = blocks_of("integrations/langgraph.md")[2]
+    talk = blocks_of("integrations/pydantic-ai.md")[1]
     program = "\n".join(blocks_of("integrations/openai-agents.md"))
 
     for count in (1, 3):
         assert printed_by(graph, tmp_path) == ""
         assert printed_by(memory, tmp_path) == "food {'likes': 'noodles'}\n"
+        assert printed_by(talk, tmp_path) == f"{count + 1} 1\n"
         assert printed_by(program, tmp_path) == f"I was shown {count} items.\n" * 2
 
 
@@ -55,4 +58,5 @@ def test_the_synchronous_blocks_run_twice(tmp_path: Path) -> None:
 def test_every_block_has_a_test(page: str) -> None:
     """The second block of cubeloop's page is run by its own tests."""
     count = len(blocks_of(f"integrations/{page}.md"))
-    assert count == {"langgraph": 3, "openai-agents": 2, "cubeloop": 2}.get(page, 1)
+    more = {"langgraph": 3, "openai-agents": 2, "cubeloop": 2, "pydantic-ai": 2}
+    assert count == more.get(page, 1)

@@ -158,6 +158,30 @@ async def main():
 asyncio.run(main())
 """
 
+PYDANTIC_AI = """
+import asyncio
+from cpkit import MemoryCheckpointer
+from cpkit.integrations.pydantic_ai import ConversationStore
+
+async def main():
+    async with MemoryCheckpointer() as cp:
+        assert await ConversationStore(cp).load("c") is None
+
+asyncio.run(main())
+"""
+
+MCP = """
+import asyncio
+from cpkit import MemoryCheckpointer
+from cpkit.integrations.mcp import EventStore
+
+async def main():
+    async with MemoryCheckpointer() as cp:
+        assert await EventStore(cp, "s").store_event("1", None) == "1"
+
+asyncio.run(main())
+"""
+
 PROGRAMS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "": (NO_EXTRA, str),
     "sqlite": (USE_STORE, lambda folder: f"sqlite:///{folder}/agent.db"),
@@ -171,6 +195,8 @@ PROGRAMS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "openai-agents": (OPENAI_AGENTS, str),
     "claude-agent-sdk": (CLAUDE_AGENT_SDK, str),
     "google-adk": (GOOGLE_ADK, str),
+    "pydantic-ai": (PYDANTIC_AI, str),
+    "mcp": (MCP, str),
 }
 
 
