@@ -23,6 +23,17 @@ DIFFERENT = {
     "test_walk_step_looks_up_the_parent_by_primary_key": "it explains a query",
 }
 
+# What only a store with vectors can pass.
+NEED_VECTORS = {
+    "test_async_vector_search_with_filters",
+    "test_async_vector_update_with_embedding",
+    "test_embed_with_path",
+    "test_non_ascii",
+    "test_vector_search_with_filters",
+    "test_vector_store_initialization",
+    "test_vector_update_with_embedding",
+}
+
 # Tests of the graph that run with each of LangGraph's savers.
 GRAPH_FILES = (
     "test_checkpoint_migration.py",
@@ -56,6 +67,21 @@ def test_the_tests_of_the_sqlite_saver_pass(tmp_path: Path) -> None:
     failed = {name.rpartition(".")[2] for name, passed in ours.items() if not passed}
     assert ours.keys() == own.keys()
     assert failed == DIFFERENT.keys()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_tests_of_the_store_of_items_pass(tmp_path: Path) -> None:
+    """All pass that need no vectors."""
+    ours = run(
+        source_of("langgraph-checkpoint", tmp_path) / "tests",
+        ["test_store.py"],
+        *("-o", "asyncio_mode=auto", "-p", "langgraph_store_substitute"),
+        paths=[install(tmp_path / "needed", "pytest-mock")],
+    )
+    assert len(ours) >= 110
+    failed = {name.rpartition(".")[2] for name, passed in ours.items() if not passed}
+    assert failed == NEED_VECTORS
 
 
 @pytest.mark.long
