@@ -159,6 +159,12 @@ async def test_delta_channels_are_rebuilt(url: str, prune: bool) -> None:
                 assert len([one async for one in saver.alist(CONFIG)]) == 1
 
             assert (await graph.aget_state(CONFIG)).values["log"] == expected
+            # A cheap fork has what the channel is rebuilt from, and goes on.
+            fork: Any = {"configurable": {"thread_id": f"fork {turn}"}}
+            await saver.acopy_thread("t", f"fork {turn}", last=1)
+            assert (await graph.aget_state(fork)).values["log"] == expected
+            state = await graph.ainvoke({"log": ["on"]}, fork)
+            assert state["log"] == [*expected, "on", f"node {2 * turn + 3}"]
 
         again = await asyncio.to_thread(builder.compile(saver).get_state, CONFIG)
         assert again.values["log"] == expected

@@ -124,6 +124,64 @@ async def test_a_copy_onto_itself_changes_nothing(cp: MemoryCheckpointer[Any]) -
     assert await values(CheckpointSaver(cp), thread("u")) == {"log": ["a"] * 10}
 
 
+@pytest.mark.parametrize("last", [1, 3, 99])
+async def test_a_cheap_fork_has_the_newest_checkpoints(url: str, last: int) -> None:
+    """Of each namespace, with their writes; the oldest one has no parent."""
+    large = "x" * 20_000
+
+    async with open_checkpointer(url) as cp:
+        saver = CheckpointSaver(cp)
+        source, inner = Run(saver), Run(saver)
+        inner.config = thread("t", "inner")
+
+        for n in range(12):
+            config = await source.put(log=[f"{m}" for m in range(n)], text=large, n=n)
+            await saver.aput_writes(config, [("log", [n]), ("text", large)], "task")
+            await saver.aput_writes(config, [("__error__", "no")], "task", "path")
+            await inner.put(n=-n)
+
+        await saver.acopy_thread("t", "fork", last=last)
+
+        for reader in (saver, CheckpointSaver(cp)):
+            for ns in ("", "inner"):
+                theirs = [one async for one in reader.alist(thread("t", ns))][:last]
+                ours = [one async for one in reader.alist(thread("fork", ns))]
+                assert [one.checkpoint for one in ours] == [
+                    one.checkpoint for one in theirs
+                ]
+                assert [one.metadata for one in ours] == [
+                    one.metadata for one in theirs
+                ]
+                assert [one.pending_writes for one in ours] == [
+                    one.pending_writes for one in theirs
+                ]
+                assert ours[-1].parent_config is None
+                assert all(one.parent_config for one in ours[:-1])
+
+        if last == 1:
+            sizes = [await cp.read(store_thread_id(one)) for one in ("t", "fork")]
+            assert len(sizes[1]) < len(sizes[0]) / 8
+
+        source.config = thread("fork")
+        source.config = (await found(saver, source.config)).config
+        await source.put(n=100)
+        assert (await values(CheckpointSaver(cp), thread("fork")))["n"] == 100
+        assert (await values(CheckpointSaver(cp), thread()))["n"] == 11
+
+
+async def test_a_cheap_fork_of_nothing_is_nothing(cp: MemoryCheckpointer[Any]) -> None:
+    """And one onto itself changes nothing."""
+    saver = CheckpointSaver(cp)
+    await saver.acopy_thread("t", "fork", last=1)
+    assert await saver.aget_tuple(thread("fork")) is None
+    await Run(saver).put(n=1)
+    await saver.acopy_thread("t", "t", last=1)
+    assert len(await cp.read(store_thread_id("t"))) == 1
+
+    with pytest.raises(ValueError, match="last"):
+        await saver.acopy_thread("t", "fork", last=0)
+
+
 async def test_a_copy_goes_part_by_part() -> None:
     """It may be larger than an append, and stands behind what the target has."""
     megabyte = 1024 * 1024

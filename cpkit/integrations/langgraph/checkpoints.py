@@ -24,11 +24,14 @@ from cpkit.integrations.langgraph.composing import Composer, Draft, Fence, Stale
 from cpkit.integrations.langgraph.names import FENCE, config_for, namespace_in
 from cpkit.integrations.langgraph.records import Stored, View, Write
 from cpkit.integrations.langgraph.threads import Threads
-from cpkit.integrations.langgraph.values import Value
+from cpkit.integrations.langgraph.values import Value, value_of
 
 __all__ = ["Checkpoints", "Filter", "Found"]
 
 Filter = dict[str, Any] | None
+
+_DELTA_COUNTERS = "counters_since_delta_snapshot"
+"""In the metadata of a checkpoint that needs an earlier one for a delta channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,60 @@ class Checkpoints:
             offers = thread.offers_of(*place)
             draft = self._composer.writes(offers, config, writes, task_id, task_path)
             await self._threads.append(thread, draft)
+
+    async def copy_newest(self, source_id: str, target_id: str, last: int) -> None:
+        """Put the last checkpoints of each namespace, with writes, into another thread.
+
+        The oldest of them is stored whole. With a delta channel, also those before it
+        from which the channel is rebuilt are copied.
+        """
+        if last < 1:
+            raise ValueError(f"last must be at least 1, not {last!r}")
+
+        source = self._threads.get(source_id)
+
+        if source is self._threads.get(target_id):
+            return
+
+        view = await self._threads.window(source.store_id, lambda _: 0)
+        copied: set[tuple[str, str]] = set()
+
+        for stored in self._newest(view, last):
+            ns, parent = stored.record["ns"], stored.record["parent"]
+            found = Found.of(stored).load(self.serde)
+            has_parent = (ns, parent) in copied
+            before = config_for(target_id, ns, parent if has_parent else None)
+            config = await self.put(before, found.checkpoint, found.metadata, {})
+            copied.add((ns, stored.id))
+
+            for position, record in view.space(ns).writes.get(stored.id, ()):
+                with view.checked(position):
+                    writes = [
+                        (channel, Write("", channel, value_of(entry, view.blobs)))
+                        for _, channel, entry in record["writes"]
+                    ]
+                    task = record["task_id"], record["task_path"]
+
+                loaded = [(channel, one.load(self.serde)) for channel, one in writes]
+                await self.put_writes(config, loaded, *task)
+
+    def _newest(self, view: View, last: int) -> list[Stored]:
+        """Return the last checkpoints of each namespace and what they build on."""
+        found: dict[int, Stored] = {}
+
+        for ns, space in view.spaces.items():
+            for newest in islice(space.visible(), last):
+                stored: Stored | None = newest
+
+                while stored is not None and stored.position not in found:
+                    found[stored.position] = stored
+
+                    if not stored.head(self.serde)[1].get(_DELTA_COUNTERS):
+                        break
+
+                    stored = view.complete(ns, stored.record["parent"])
+
+        return [found[position] for position in sorted(found)]
 
     async def claim(self, thread_id: str) -> str:
         """Make a new run the owner of the thread; return its token."""

@@ -164,14 +164,24 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
             self._upkeep.delete_for_runs(_several("run_ids", run_ids))
         )
 
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+    async def acopy_thread(
+        self,
+        source_thread_id: str,
+        target_thread_id: str,
+        *,
+        last: int | None = None,
+    ) -> None:
         """Append all records of a thread to another thread, some at a time.
 
-        The run that owns the source does not own the copy. Raises ``VersionConflict``
-        if another writer appends to the target meanwhile. Then, or if the process
-        dies, the target has the oldest checkpoints.
+        With ``last``, only so many of the newest checkpoints of each namespace are
+        copied, with their writes: 1 is a fork that has the state and no history. A
+        delta channel adds the checkpoints from which it is rebuilt.
+
+        The run that owns the source does not own the copy. Without ``last`` it raises
+        ``VersionConflict`` if another writer appends to the target meanwhile. If the
+        process dies, the target has the oldest checkpoints.
         """
-        await self._bridge.go(self._upkeep.copy(source_thread_id, target_thread_id))
+        await self._bridge.go(self._copy(source_thread_id, target_thread_id, last))
 
     async def aprune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
@@ -236,8 +246,14 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         self._bridge.wait(self._upkeep.delete_for_runs(_several("run_ids", run_ids)))
 
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        self._bridge.wait(self._upkeep.copy(source_thread_id, target_thread_id))
+    def copy_thread(
+        self,
+        source_thread_id: str,
+        target_thread_id: str,
+        *,
+        last: int | None = None,
+    ) -> None:
+        self._bridge.wait(self._copy(source_thread_id, target_thread_id, last))
 
     def prune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
@@ -250,6 +266,12 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         return self._bridge.wait(self._stored.history(config, channels))
+
+    async def _copy(self, source: str, target: str, last: int | None) -> None:
+        if last is None:
+            await self._upkeep.copy(source, target)
+        else:
+            await self._stored.copy_newest(source, target, last)
 
     @property
     def _stored(self) -> Checkpoints:
