@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -76,6 +77,9 @@ _OWED = "owed"
 # A read of the events after a time begins with so many of the newest.
 _FIRST_READ = 32
 
+# The sessions whose states a service keeps for its next list.
+_LISTED = 256
+
 # How often to ask for a number if the store does not answer: one that got lost is not
 # used.
 _TRIES = 3
@@ -109,6 +113,11 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # By thread, what this process could not apply to shared states.
         self._unpaid: dict[str, dict[str, Any]] = {}
+        # By thread, what the last lists read. Each change of a session that a reader
+        # sees has a version of its own.
+        self._listed: OrderedDict[
+            str, tuple[ThreadInfo, CheckpointData[Any] | None]
+        ] = OrderedDict()
 
     async def create_session(
         self,
@@ -234,7 +243,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         found: list[tuple[tuple[str, str, str], CheckpointData[Any]]] = []
 
         while page := await self._cp.list_threads(prefix=prefix, after=after):
-            loaded = await gather_limited(self._load_extra, page)
+            loaded = await gather_limited(self._load_listed, page)
 
             for info, data in zip(page, loaded, strict=True):
                 ids = info.thread_id.removeprefix(_SESSIONS).split("/")
@@ -524,8 +533,23 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
         return await self._cp.load_range(thread_id, -recent)
 
-    async def _load_extra(self, info: ThreadInfo) -> CheckpointData[Any] | None:
-        return await self._load(info.thread_id, 0)
+    async def _load_listed(self, info: ThreadInfo) -> CheckpointData[Any] | None:
+        """Return the thread without messages; from memory if it has not changed."""
+        known, data = self._listed.pop(info.thread_id, (None, None))
+
+        if known != info:
+            data = await self._load(info.thread_id, 0)
+
+            # A list applies what is owed, and later changes are not those of the info.
+            if data is None or data.version != info.version or data.extra.get(_OWED):
+                return data
+
+        self._listed[info.thread_id] = info, data
+
+        if len(self._listed) > _LISTED:
+            self._listed.popitem(last=False)
+
+        return data
 
     async def _shared_state(self, thread_id: str) -> dict[str, Any]:
         data = await self._load(thread_id, 0)
@@ -578,7 +602,7 @@ def _session(
         user_id=user_id,
         id=session_id,
         state={
-            **_state_in(data.extra),
+            **copied(_state_in(data.extra)),
             **{f"{State.APP_PREFIX}{key}": copied(app[key]) for key in app},
             **{f"{State.USER_PREFIX}{key}": copied(user[key]) for key in user},
         },

@@ -30,6 +30,7 @@ from cpkit import (
     SerializationError,
     open_checkpointer,
 )
+from cpkit.integrations import google_adk
 from cpkit.integrations.google_adk import SessionService, session_thread
 from cpkit.sync import SyncCheckpointer
 from tests.sessions.spy import RangeSpy, Spy
@@ -523,6 +524,47 @@ async def test_a_list_reads_no_events(cp: MemoryCheckpointer[Any]) -> None:
     assert spy.calls == [("load_range", 0, 0)] * 7
     listed[0].state["user:n"].append("changed")
     assert [one.state for one in listed[1:]] == [of_user(n=[3])] * 3
+
+
+async def test_a_list_reads_again_only_what_has_changed(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """By any process; and no caller shares a value with a later list."""
+    spy, other = RangeSpy(cp), SessionService(cp)
+    spy.list_threads = cp.list_threads  # type: ignore[attr-defined]  # an ability
+    service = SessionService(spy)
+
+    for n in range(4):
+        await other.create_session(**WHO, session_id=f"{n}", state={"n": [n]})
+
+    before = (await service.list_sessions(**WHO)).sessions
+    before[0].state["n"].append("changed")
+    changed: Any = await other.get_session(**WHO, session_id="2")
+    await other.append_event(changed, event("a", n=["new"]))
+    await other.delete_session(**WHO, session_id="3")
+    await other.create_session(**WHO, session_id="3", state={"n": ["again"]})
+    spy.calls.clear()
+    listed = (await service.list_sessions(**WHO)).sessions
+    # Two sessions, and the two shared states.
+    assert spy.calls == [("load_range", 0, 0)] * 4
+    states = {one.id: one.state["n"] for one in listed}
+    assert states == {"0": [0], "1": [1], "2": ["new"], "3": ["again"]}
+    await service.append_event(listed[0], event("b"))  # it knows its version
+
+
+async def test_a_service_keeps_the_states_of_few_sessions(
+    cp: MemoryCheckpointer[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer list is complete, and is read again."""
+    monkeypatch.setattr(google_adk, "_LISTED", 2)
+    service = SessionService(cp)
+
+    for n in range(5):
+        await service.create_session(**WHO, session_id=f"{n}")
+
+    for _ in range(2):
+        assert len((await service.list_sessions(**WHO)).sessions) == 5
+        assert len(service._listed) == 2
 
 
 async def test_events_after_a_time_are_read_from_the_end(
