@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from cpkit.integrations.langgraph import (
     TypeRefused,
     store_thread_id,
 )
+from cpkit.integrations.langgraph.values import Value, blobs_of, packed
 from tests.integrations import langgraph_types as types
 from tests.integrations.langgraph_runs import Run, found, thread, values
 
@@ -122,6 +124,26 @@ async def test_a_copy_onto_itself_changes_nothing(cp: MemoryCheckpointer[Any]) -
     assert len([one async for one in saver.alist(thread())]) == 1
     await saver.adelete_thread("t")
     assert await values(CheckpointSaver(cp), thread("u")) == {"log": ["a"] * 10}
+
+
+@pytest.mark.parametrize(("byte", "packing"), [(b"\xff", "base64"), (b"a", "latin-1")])
+def test_a_large_value_is_read_with_few_copies(byte: bytes, packing: str) -> None:
+    """Beside its stored texts: its bytes, and their parts until they are joined."""
+    size, serde = 5 * 1024 * 1024, JsonPlusSerializer()
+    kind, data = serde.dumps_typed(byte * size)
+    found, text = packed(data)
+    assert found == packing
+    value = Value(packing, kind, [blob["text"] for blob in blobs_of(text)])
+    tracemalloc.start()
+
+    try:
+        loaded = value.load(serde)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert loaded == byte * size
+    assert peak < 2.8 * size
 
 
 @pytest.mark.parametrize("last", [1, 3, 99])

@@ -48,7 +48,7 @@ Prints = list[bytes | str]
 INLINE = 4096
 
 # A message has at most 16 MiB. A text of this length leaves room for the rest of the
-# record, even if each of its characters takes six bytes.
+# record, even if each of its characters takes six bytes. It is a multiple of four.
 _LARGEST = 2 * 1024 * 1024
 
 # Bytes that take one or two bytes in JSON. Others below 128 take six, and those from
@@ -121,18 +121,20 @@ class Value:
         return result
 
     def _load(self, serde: SerializerProtocol) -> Any:
-        text = self.texts[0] if len(self.texts) == 1 else "".join(self.texts)
-
+        # Each text is decoded alone, so that no second copy of a large one is held.
         match self.packing:
-            case "latin-1":
-                return serde.loads_typed((self.kind, text.encode("latin-1")))
-            case "base64":
-                data = _BASE64.validate_json(f'"{text}"')
-                return serde.loads_typed((self.kind, data))
             case "plain":
-                return text
+                return "".join(self.texts)
+            case "latin-1":
+                parts = [text.encode("latin-1") for text in self.texts]
+            case "base64":  # a text that another one follows has whole groups of four
+                parts = [_BASE64.validate_json(f'"{text}"') for text in self.texts]
+            case _:
+                raise ValueError(f"unknown packing {self.packing!r:.40}")
 
-        raise ValueError(f"unknown packing {self.packing!r:.40}")
+        data = b"".join(parts)
+        del parts
+        return serde.loads_typed((self.kind, data))
 
 
 def value_of(entry: Any, blobs: Mapping[str, str], before: object = None) -> Any:
