@@ -14,7 +14,7 @@ from cpkit.errors import BackendUnavailable, VersionConflict
 from cpkit.protocol import Checkpointer, ReadsRanges
 from cpkit.records import JsonValue
 
-__all__ = ["append_once", "read_range"]
+__all__ = ["append_once", "read_part", "read_range"]
 
 # Enough tries for a dropped connection, and too few to hide that a store is down.
 _TRIES = 3
@@ -84,10 +84,24 @@ async def read_range(
         part: list[Any] = await cp.read(thread_id, start, stop)
         return part
 
+    return (await read_part(cp, thread_id, start, stop))[1]
+
+
+async def read_part(
+    cp: Checkpointer[Any], thread_id: str, start: int = 0, stop: int | None = None
+) -> tuple[int, list[Any]]:
+    """Return a range as `read_range`, and the position where it begins.
+
+    That is later than ``start`` if the messages before it were trimmed.
+    """
+    if isinstance(cp, ReadsRanges):
+        data = await cp.load_range(thread_id, start, stop)
+        return (start, []) if data is None else (data.first, data.messages)
+
     data = await cp.load(thread_id)
 
     if data is None:
-        return []
+        return start, []
 
     first, last = span(start, stop, data.version, data.first)
-    return data.messages[first - data.first : last - data.first]
+    return first, data.messages[first - data.first : last - data.first]

@@ -16,6 +16,7 @@ from cpkit.integrations.langgraph import (
     store_thread_id,
 )
 from cpkit.integrations.langgraph.names import OWNER
+from tests.integrations.test_langgraph_reading import SixMethods
 
 FIRST_HEAD = (
     "\x92\x85\xa1v\x04\xa2ts\xb92026-01-01T00:00:00+00:00\xa2id\xa2c1\xadversions_seen"
@@ -156,9 +157,17 @@ async def test_written_records_have_the_same_format() -> None:
 
         writes = [("log", ["c"]), (INTERRUPT, {"question": 1}), ("text", "new")]
         await saver.aput_writes(config, writes, "task", "~__pregel_pull, node")
-        await saver.aprune([thread_id])
+        six: Any = SixMethods(cp)  # which cannot trim
+        await CheckpointSaver(six).aprune([thread_id])
         data = await cp.load(store_thread_id(thread_id))
+        await saver.aput_writes(config, [("text", "more")], "task 2")
+        await CheckpointSaver(cp).aput(config, bodies(False), metadata, {})
+        await CheckpointSaver(cp).aprune([thread_id])
+        pruned = await cp.load(store_thread_id(thread_id))
 
+    assert pruned is not None
+    assert data is not None
+    assert pruned.messages[-1] == {"type": "begin", "before": pruned.first, "size": 0}
     assert data is not None
     blob, checkpoint = data.messages[1], data.messages[2]
     checkpoint["values"]["long"][2] = [blob["id"] == checkpoint["values"]["long"][2][0]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
@@ -20,15 +20,20 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from cpkit.errors import VersionConflict
 from cpkit.integrations.langgraph.composing import Composer, Draft, Fence, Stale
 from cpkit.integrations.langgraph.names import FENCE, config_for, namespace_in
 from cpkit.integrations.langgraph.records import Stored, View, Write
 from cpkit.integrations.langgraph.threads import Threads
 from cpkit.integrations.langgraph.values import Value, value_of
+from cpkit.protocol import TrimsThreads
 
 __all__ = ["Checkpoints", "Filter", "Found"]
 
 Filter = dict[str, Any] | None
+
+_TRIES = 5
+"""Tries of a prune beside other writers of the thread."""
 
 _DELTA_COUNTERS = "counters_since_delta_snapshot"
 """In the metadata of a checkpoint that needs an earlier one for a delta channel."""
@@ -224,29 +229,112 @@ class Checkpoints:
             return
 
         view = await self._threads.window(source.store_id, lambda _: 0)
-        copied: set[tuple[str, str]] = set()
+        target = self._threads.get(target_id)
 
-        for stored in self._newest(view, last):
+        for draft in self._again(view, target_id, self._newest(view, last)):
+            await self._threads.append(target, draft)
+
+    async def keep_newest(self, thread_id: str) -> None:
+        """Free all but the newest checkpoint of each namespace, with its writes.
+
+        What a delta channel is rebuilt from stays too, hidden. On a store that cannot
+        trim, the others are hidden.
+        """
+        thread = self._threads.get(thread_id)
+
+        for tries in range(_TRIES, 0, -1):
+            view = await self._threads.read(thread, lambda _: 0)
+            newest = self._newest(view, 1, alone=True)
+            root = next((one.id for one in newest if not one.record["ns"]), None)
+            wanted = {one.position for one in newest if not self._is_over(one, root)}
+            others = [
+                [ns, one.id]
+                for ns, space in view.spaces.items()
+                for one in space.visible()
+                if one.position not in wanted
+            ]
+
+            if not others:
+                return
+
+            if not isinstance(self._threads.cp, TrimsThreads):
+                hidden = Draft({"type": "hidden", "checkpoints": others})
+                await self._threads.append(thread, hidden)
+                return
+
+            kept = [
+                one
+                for one in self._newest(view, 1)
+                if one.position in wanted or not self._is_over(one, root)
+            ]
+            drafts = self._again(view, thread_id, kept)
+            drafts += self._early_writes(view, thread_id)
+            left = [
+                [one.record["ns"], one.id] for one in kept if one.position not in wanted
+            ]
+            hidden = Draft({"type": "hidden", "checkpoints": left})
+
+            try:
+                await self._threads.begin_anew(thread, view, [*drafts, hidden])
+                return
+            except VersionConflict:
+                if tries == 1:
+                    raise
+
+    def _is_over(self, stored: Stored, root: str | None) -> bool:
+        """Return whether this is of a subgraph's call from an older root checkpoint.
+
+        The namespace of a call ends with its task's id, after a colon. That of a
+        subgraph with its own checkpointer has none, and outlives each call.
+        """
+        if ":" not in stored.record["ns"]:
+            return False
+
+        parents = stored.head(self.serde)[1].get("parents") or {}
+        known = stored.view.space("").checkpoints
+        return parents.get("") in known and parents[""] != root
+
+    def _again(self, view: View, thread_id: str, kept: Sequence[Stored]) -> list[Draft]:
+        """Return drafts that store these checkpoints and their writes whole."""
+        drafts: list[Draft] = []
+        ids = {(one.record["ns"], one.id) for one in kept}
+        empty = View(view.store_id)
+
+        for stored in kept:
             ns, parent = stored.record["ns"], stored.record["parent"]
             found = Found.of(stored).load(self.serde)
-            has_parent = (ns, parent) in copied
-            before = config_for(target_id, ns, parent if has_parent else None)
-            config = await self.put(before, found.checkpoint, found.metadata, {})
-            copied.add((ns, stored.id))
+            before = config_for(thread_id, ns, parent if (ns, parent) in ids else None)
+            draft = self._composer.checkpoint(
+                empty, {}, before, found.checkpoint, found.metadata, {}
+            )
+            drafts += [draft, *self._writes_again(view, thread_id, ns, stored.id)]
 
-            for position, record in view.space(ns).writes.get(stored.id, ()):
-                with view.checked(position):
-                    writes = [
-                        (channel, Write("", channel, value_of(entry, view.blobs)))
-                        for _, channel, entry in record["writes"]
-                    ]
-                    task = record["task_id"], record["task_path"]
+        return drafts
 
-                loaded = [(channel, one.load(self.serde)) for channel, one in writes]
-                await self.put_writes(config, loaded, *task)
+    def _early_writes(self, view: View, thread_id: str) -> Iterator[Draft]:
+        """Yield drafts of the writes that stand before their checkpoint."""
+        for ns, space in view.spaces.items():
+            for checkpoint_id in space.writes.keys() - space.checkpoints.keys():
+                yield from self._writes_again(view, thread_id, ns, checkpoint_id)
 
-    def _newest(self, view: View, last: int) -> list[Stored]:
-        """Return the last checkpoints of each namespace and what they build on."""
+    def _writes_again(
+        self, view: View, thread_id: str, ns: str, checkpoint_id: str
+    ) -> Iterator[Draft]:
+        config = config_for(thread_id, ns, checkpoint_id)
+
+        for position, record in view.space(ns).writes.get(checkpoint_id, ()):
+            with view.checked(position):
+                writes = [
+                    (channel, Write("", channel, value_of(entry, view.blobs)))
+                    for _, channel, entry in record["writes"]
+                ]
+                task = record["task_id"], record["task_path"]
+
+            loaded = [(channel, one.load(self.serde)) for channel, one in writes]
+            yield self._composer.writes({}, config, loaded, *task)
+
+    def _newest(self, view: View, last: int, *, alone: bool = False) -> list[Stored]:
+        """Return the last checkpoints of each namespace, and what they build on."""
         found: dict[int, Stored] = {}
 
         for ns, space in view.spaces.items():
@@ -256,7 +344,7 @@ class Checkpoints:
                 while stored is not None and stored.position not in found:
                     found[stored.position] = stored
 
-                    if not stored.head(self.serde)[1].get(_DELTA_COUNTERS):
+                    if alone or not stored.head(self.serde)[1].get(_DELTA_COUNTERS):
                         break
 
                     stored = view.complete(ns, stored.record["parent"])

@@ -24,6 +24,9 @@ length of the texts in it:
     Ids of checkpoints that were pruned, or deleted with their run.
 ``owner``
     A run has claimed the thread: the version moves, so that a stale run's append fails.
+``begin``
+    No record ``before`` this position counts any more: what is kept was stored again
+    after it. So no later record names an earlier one, and these are trimmed.
 
 The checkpoint that was appended last is the newest, whatever the clocks say. Of two
 with one id the last counts. Every append expects the version that its writer has read
@@ -187,7 +190,7 @@ class View:
     ``weight`` is about how many characters they have, with an overhead for each.
     ``positions`` has those of blobs by id, and the first of the writes of a checkpoint
     by namespace and id. ``names`` has all namespaces of the thread, if a reader had to
-    look for one in all records.
+    look for one in all records. No record before the position ``begin`` counts.
     """
 
     def __init__(
@@ -201,6 +204,7 @@ class View:
         self.extra = extra or {}
         self.records: list[Record] = []
         self.first = version - len(records)
+        self.begin = 0
         self.weight = 0
         self.spaces: dict[str, Namespace] = {}
         self.blobs: dict[str, str] = {}
@@ -260,7 +264,8 @@ class View:
 
     def farther(self) -> int:
         """Return where to begin to look for what the view does not have."""
-        return max(0, self.first - _GROWTH * (self.version - self.first) - 1)
+        size = self.version - self.first
+        return max(self.begin, self.first - _GROWTH * size - 1)
 
     def writes_of(self, ns: str, checkpoint_id: str) -> list[Write]:
         """Return the writes to a checkpoint, in the order of application.
@@ -322,10 +327,26 @@ class View:
                 for ns, checkpoint_id in record["checkpoints"]:
                     space = self.spaces.setdefault(ns, Namespace())
                     space.hidden.add(checkpoint_id)
+            case "begin":
+                self._begin_at(record["before"])
             case "owner":
                 return  # extra names it
             case kind:
                 raise ValueError(f"a record of the type {kind!r:.40}")
+
+    def _begin_at(self, begin: int) -> None:
+        self.begin = begin
+        self.positions = {n: at for n, at in self.positions.items() if at >= begin}
+
+        for space in self.spaces.values():
+            space.checkpoints = {
+                one.id: one for one in space.checkpoints.values() if one.start >= begin
+            }
+            space.writes = {
+                checkpoint_id: kept
+                for checkpoint_id, writes in space.writes.items()
+                if (kept := [one for one in writes if one[1]["start"] >= begin])
+            }
 
     def _take_checkpoint(self, record: Record) -> None:
         space = self.spaces.setdefault(record["ns"], Namespace())

@@ -186,15 +186,17 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     async def aprune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
     ) -> None:
-        """Hide all but the newest checkpoint of each namespace.
+        """Free all but the newest checkpoint of each namespace, with its writes.
 
-        Delta channels are still rebuilt from hidden checkpoints. No bytes are freed: a
-        thread only grows, and a run may be writing it. They are freed when the thread
-        is deleted. The strategy ``"delete"`` does that at once.
+        They are stored again, whole, and the thread is trimmed before them. A run that
+        is writing the thread goes on. Earlier checkpoints are gone, as with LangGraph's
+        own savers. What a delta channel is rebuilt from stays, hidden. A store that
+        cannot trim hides the others. The strategy ``"delete"`` deletes the threads.
+
+        Raises ``VersionConflict`` where other writers append all the time; nothing of
+        the thread is lost then.
         """
-        await self._bridge.go(
-            self._upkeep.prune(_several("thread_ids", thread_ids), strategy)
-        )
+        await self._bridge.go(self._prune(_several("thread_ids", thread_ids), strategy))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -258,14 +260,23 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     def prune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
     ) -> None:
-        self._bridge.wait(
-            self._upkeep.prune(_several("thread_ids", thread_ids), strategy)
-        )
+        self._bridge.wait(self._prune(_several("thread_ids", thread_ids), strategy))
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         return self._bridge.wait(self._stored.history(config, channels))
+
+    async def _prune(self, thread_ids: Sequence[str], strategy: str) -> None:
+        if strategy not in ("keep_latest", "delete"):
+            raise ValueError(
+                f"strategy must be 'keep_latest' or 'delete', not {strategy!r}"
+            )
+
+        prune = {"delete": self._upkeep.delete, "keep_latest": self._stored.keep_newest}
+
+        for thread_id in thread_ids:
+            await prune[strategy](thread_id)
 
     async def _copy(self, source: str, target: str, last: int | None) -> None:
         if last is None:

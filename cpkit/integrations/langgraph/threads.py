@@ -17,11 +17,12 @@ from cpkit.errors import (
     VersionConflict,
 )
 from cpkit.fenced import append_once
+from cpkit.fitting import append_what_fits
 from cpkit.integrations.langgraph.composing import Draft, Offers
 from cpkit.integrations.langgraph.errors import Unsupported
 from cpkit.integrations.langgraph.names import HASHED, PLAIN, store_thread_id
 from cpkit.integrations.langgraph.records import Record, View, new_thread
-from cpkit.protocol import Checkpointer, ListsThreads, ReadsRanges
+from cpkit.protocol import Checkpointer, ListsThreads, ReadsRanges, TrimsThreads
 from cpkit.records import CheckpointData
 
 __all__ = ["Thread", "Threads"]
@@ -121,7 +122,7 @@ class Threads:
                 thread.view = None
                 view = await self._catch_up(thread)
 
-            if found.first == 0:
+            if found.first <= found.begin:
                 view.names = set(found.spaces)
 
             if found.weight <= self._limit_bytes // 2:
@@ -176,6 +177,33 @@ class Threads:
         if outcome is not None:
             raise outcome
 
+    async def begin_anew(self, thread: Thread, view: View, drafts: list[Draft]) -> None:
+        """Store the drafts again at the end of a thread, and trim all before them.
+
+        Raises ``VersionConflict`` if another writer appended after the view was read.
+        Then, or if the process dies, the thread has all that it had.
+        """
+        end, positions, records = View(view.store_id), {}, list[Record]()
+
+        for draft in drafts:
+            records += draft.placed(end, view.version + len(records), positions)
+
+        records.append({"type": "begin", "before": view.version, "size": 0})
+        position = view.version
+
+        async def append(part: list[Record]) -> None:
+            nonlocal position
+            store_id = thread.store_id
+            await append_once(self.cp, store_id, part, expected_version=position)
+            position += len(part)
+
+        async with thread.lock:
+            thread.view = None  # it has what goes
+            await append_what_fits(append, records, None)
+
+            if isinstance(self.cp, TrimsThreads):
+                await self.cp.trim(thread.store_id, view.version)
+
     async def store_ids(self, method: str) -> AsyncIterator[str]:
         """Yield the store's ids of all LangGraph threads."""
         if not isinstance(self.cp, ListsThreads):
@@ -225,7 +253,8 @@ class Threads:
             if data is None or not view.is_of(data.extra):
                 return None
 
-            if not data.messages:  # they are gone
+            if not data.messages:  # they were trimmed
+                view.begin = view.first
                 return view
 
             records = data.messages + view.records

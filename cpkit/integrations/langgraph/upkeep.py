@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from cpkit.fenced import append_once, read_range
+from cpkit.fenced import append_once, read_part, read_range
 from cpkit.fitting import append_what_fits
 from cpkit.integrations.langgraph.composing import Draft
 from cpkit.integrations.langgraph.errors import Unsupported
@@ -53,25 +53,6 @@ class Upkeep:
             ]
             await self._hide(view.thread_id, of_runs)
 
-    async def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
-        if strategy not in ("keep_latest", "delete"):
-            raise ValueError(
-                f"strategy must be 'keep_latest' or 'delete', not {strategy!r}"
-            )
-
-        for thread_id in thread_ids:
-            if strategy == "delete":
-                await self.delete(thread_id)
-                continue
-
-            view = await self._threads.read(self._threads.get(thread_id), lambda _: 0)
-            older = [
-                (ns, stored)
-                for ns, space in view.spaces.items()
-                for stored in [*space.visible()][1:]
-            ]
-            await self._hide(thread_id, older)
-
     async def copy(self, source_thread_id: str, target_thread_id: str) -> None:
         """Append the records of one thread to another, some at a time.
 
@@ -86,7 +67,8 @@ class Upkeep:
 
         view = await self._threads.read(target)
         extra = None if "thread" in view.extra else new_thread(target.name)
-        position, shift = 0, view.version
+        position = await self._first(source.store_id)
+        shift = view.version - position
 
         async def append(records: list[Record]) -> None:
             nonlocal position, extra
@@ -105,7 +87,14 @@ class Upkeep:
                 if "start" in record:
                     record["start"] += shift
 
+                if record["type"] == "begin":  # it would hide what the target has
+                    record |= {"type": "hidden", "checkpoints": []}
+
             await append_what_fits(append, page, None)
+
+    async def _first(self, store_id: str) -> int:
+        """Return the position of a thread's first record."""
+        return (await read_part(self._threads.cp, store_id, 0, 1))[0]
 
     async def _page(self, store_id: str, start: int) -> list[Record]:
         """Return the next records to copy, of a limited weight."""

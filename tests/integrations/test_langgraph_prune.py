@@ -1,0 +1,203 @@
+"""``prune`` with ``keep_latest`` frees what is older, also beside writers."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.graph import END, START, StateGraph
+
+from cpkit import (
+    BackendUnavailable,
+    MemoryCheckpointer,
+    VersionConflict,
+    open_checkpointer,
+)
+from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+LONG = "a long text " * 2_000
+
+
+def add(state: list[str], more: list[str]) -> list[str]:
+    return [*state, *more]
+
+
+class Inner(TypedDict):
+    note: str
+
+
+class State(Inner):
+    log: Annotated[list[str], add]
+    text: str
+
+
+def graph_on(saver: Any) -> Any:
+    """Return a graph of two nodes, one of which is a subgraph."""
+    inner = StateGraph(Inner)
+    inner.add_node("inner", lambda state: {"note": f"after {state.get('note')}"[:99]})
+    inner.add_edge(START, "inner")
+    inner.add_edge("inner", END)
+    builder = StateGraph(State)
+    builder.add_node("sub", inner.compile())
+    builder.add_node("last", lambda _: {"text": LONG, "log": ["done"]})
+    builder.add_edge(START, "sub")
+    builder.add_edge("sub", "last")
+    builder.add_edge("last", END)
+    return builder.compile(checkpointer=saver)
+
+
+async def state_of(saver: Any) -> Any:
+    return (await graph_on(saver).aget_state(CONFIG)).values
+
+
+async def test_what_is_older_is_freed_and_the_state_stays(url: str) -> None:
+    """The graph goes on; a new process reads the same; the others are gone."""
+    expected = graph_on(InMemorySaver())
+
+    async with open_checkpointer(url) as cp:
+        saver = CheckpointSaver(cp)
+        graph = graph_on(saver)
+
+        for turn in range(6):
+            said = {"log": [f"turn {turn}"]}
+            assert await graph.ainvoke(said, CONFIG) == await expected.ainvoke(
+                said, CONFIG
+            )
+            old = [one async for one in saver.alist(CONFIG)]
+            version = (await cp.load(store_thread_id("t"))).version  # type: ignore[union-attr]
+            await saver.aprune(["t"])
+            data = await cp.load(store_thread_id("t"))
+            assert data is not None
+            assert data.first == version
+            assert len([one async for one in saver.alist(CONFIG)]) == 1
+            assert await state_of(CheckpointSaver(cp)) == await state_of(saver)
+            assert await saver.aget_tuple(old[-1].config) is None
+            before = data.version
+            await saver.aprune(["t"])
+            assert (await cp.load(store_thread_id("t"))).version == before  # type: ignore[union-attr]
+
+        await saver.acopy_thread("t", "copy")
+        fork: Any = {"configurable": {"thread_id": "copy"}}
+        assert (await graph.aget_state(fork)).values == await state_of(saver)
+
+
+async def test_a_run_with_the_thread_in_memory_goes_on() -> None:
+    """It read the thread before the prune, and names nothing that is gone."""
+    async with MemoryCheckpointer[Any]() as cp:
+        first, second = CheckpointSaver(cp), CheckpointSaver(cp)
+        graphs = [graph_on(first), graph_on(second)]
+
+        for turn in range(12):
+            said = {"log": [f"turn {turn}"]}
+            written = await graphs[turn % 2].ainvoke(said, CONFIG)
+            await (first, second)[turn // 2 % 2].aprune(["t"])
+            assert await state_of(CheckpointSaver(cp)) == written
+
+        assert len(written["log"]) == 24
+
+
+async def test_prunes_beside_a_run_lose_nothing(url: str) -> None:
+    """Two savers: one runs a graph, the other prunes all the time."""
+    async with open_checkpointer(url) as cp:
+        graph = graph_on(CheckpointSaver(cp))
+        other = CheckpointSaver(cp)
+
+        async def prune() -> None:
+            while True:
+                with suppress(VersionConflict):  # the run appended again and again
+                    await other.aprune(["t"])
+
+                await asyncio.sleep(0)
+
+        pruning = asyncio.create_task(prune())
+
+        for turn in range(10):
+            written = await graph.ainvoke({"log": [f"turn {turn}"]}, CONFIG)
+
+        pruning.cancel()
+        await asyncio.wait([pruning])
+        assert pruning.cancelled()
+        assert len(written["log"]) == 20
+        assert await state_of(CheckpointSaver(cp)) == written
+
+
+async def test_a_prune_that_dies_before_its_trim_is_done_by_the_next() -> None:
+    """All is there twice until then."""
+    async with MemoryCheckpointer[Any]() as opened:
+        cp: Any = opened
+        saver = CheckpointSaver(cp)
+        graph = graph_on(saver)
+        written = await graph.ainvoke({"log": ["one"]}, CONFIG)
+        trim = cp.trim
+
+        async def die(*_args: Any, **_options: Any) -> int:
+            raise BackendUnavailable("memory", "the process died", maybe_applied=False)
+
+        cp.trim = die
+
+        with pytest.raises(BackendUnavailable):
+            await saver.aprune(["t"])
+
+        cp.trim = trim
+        assert (await cp.load(store_thread_id("t"))).first == 0
+        assert await state_of(CheckpointSaver(cp)) == written
+        assert len([one async for one in CheckpointSaver(cp).alist(CONFIG)]) == 1
+        written = await graph.ainvoke({"log": ["two"]}, CONFIG)
+        await CheckpointSaver(cp).aprune(["t"])
+        assert (await cp.load(store_thread_id("t"))).first > 0
+        assert await state_of(CheckpointSaver(cp)) == written
+
+
+@pytest.mark.long
+async def test_a_thousand_steps_take_no_more_than_with_langgraphs_saver(
+    tmp_path: Path,
+) -> None:
+    """A prune after each tenth step; then both files are vacuumed.
+
+    LangGraph's saver for SQLite cannot prune, so its newest rows are kept by hand.
+    """
+    ours, theirs = tmp_path / "ours.db", tmp_path / "theirs.db"
+
+    async def run(saver: Any, prune: Any) -> None:
+        graph = graph_on(saver)
+
+        for turn in range(250):  # four steps each
+            await graph.ainvoke({"log": [f"turn {turn}"]}, CONFIG)
+
+            if turn % 10 == 9:
+                await prune()
+
+    async with open_checkpointer(f"sqlite:///{ours}") as cp:
+        saver = CheckpointSaver(cp)
+        await run(saver, lambda: saver.aprune(["t"]))
+
+    async with AsyncSqliteSaver.from_conn_string(str(theirs)) as their:
+
+        async def keep_newest() -> None:
+            for name in ("checkpoints", "writes"):
+                await their.conn.execute(
+                    f"DELETE FROM {name} WHERE checkpoint_id NOT IN (SELECT "
+                    "MAX(checkpoint_id) FROM checkpoints GROUP BY checkpoint_ns)"
+                )
+
+            await their.conn.commit()
+
+        await run(their, keep_newest)
+
+    sizes = []
+
+    for path in (ours, theirs):
+        with sqlite3.connect(path) as db:
+            db.execute("VACUUM")
+
+        db.close()
+        sizes.append(path.stat().st_size)
+
+    assert sizes[0] <= sizes[1]
