@@ -57,6 +57,7 @@ __all__ = [
     "ListsThreads",
     "MovesThreads",
     "ReadsRanges",
+    "SearchesThreads",
     "StatesDurability",
     "TrimsThreads",
     "WatchesThreads",
@@ -295,6 +296,25 @@ class StatesDurability(Protocol):
 
 
 @runtime_checkable
+class SearchesThreads(Protocol):
+    """Can find a text in messages by means of its engine, as SQLite and Postgres do."""
+
+    async def search_threads(
+        self, text: str, *, prefix: str = "", limit: int = 100, timeout: float = 10.0
+    ) -> list[tuple[str, int]]:
+        """Return threads that have the text, last changed first.
+
+        Each comes with the position of its newest message whose JSON has the text.
+        Upper and lower case are alike, as far as the engine knows them. ``text`` has 1
+        to 1,000 characters.
+
+        Reads all messages until ``limit`` threads are found. After ``timeout`` seconds
+        the engine ends that, and it raises ``BackendUnavailable``.
+        """
+        ...
+
+
+@runtime_checkable
 class FullCheckpointer(
     Checkpointer[MessageT],
     ReadsRanges[MessageT],
@@ -307,7 +327,7 @@ class FullCheckpointer(
     StatesDurability,
     Protocol[MessageT],
 ):
-    """The six methods and every optional protocol.
+    """The six methods and every optional protocol but ``SearchesThreads``.
 
     All stores of cpkit have them, so this is the type that ``open_checkpointer``
     returns. A store of another package may lack some: ask with ``isinstance``.

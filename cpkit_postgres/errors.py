@@ -18,6 +18,7 @@ CLIENT_ERRORS = (
 )
 
 READ_ONLY = "25006"
+CANCELLED = "57014"  # also by a limit of time
 NAME_TAKEN = "42P05"  # of a statement
 FORBIDDEN = "42501"
 EXISTS = {"42P06", "42P07", "42710", "23505"}  # a schema, table, type, row
@@ -25,7 +26,7 @@ MISSING = {"3F000", "42P01", "42703"}  # a schema, table, column
 
 # Rolled back, to be tried again: serialization failure, deadlock, lock timeout,
 # statement timeout, a transaction that stood still or took too long, and no memory.
-_ROLLED_BACK = {"40001", "40P01", "55P03", "57014", "25P03", "25P04", "53200"}
+_ROLLED_BACK = {"40001", "40P01", "55P03", CANCELLED, "25P03", "25P04", "53200"}
 
 _REFUSALS = re.compile(
     r"startup parameter|authentication failed|does not exist|no such (user|database)"

@@ -279,6 +279,23 @@ GROUP BY c.thread_id ORDER BY c.thread_id LIMIT $4)
 ORDER BY thread_id LIMIT $4
 """
 
+# The newest message of each thread that is like one of $3, thread by thread, in order
+# of their last change. That is the order of the inner query, so the limit ends it.
+SEARCH = """
+SELECT t.thread_id, found.position FROM (
+    SELECT * FROM {schema}.threads WHERE thread_id >= $1 AND thread_id < $2
+    ORDER BY updated_at DESC
+) AS t CROSS JOIN LATERAL (
+    SELECT position FROM {schema}.messages
+    WHERE thread_number = t.number AND position >= 0
+        AND position < (SELECT t.version) AND body ILIKE ANY ($3::text[])
+    ORDER BY position DESC LIMIT 1
+) AS found
+ORDER BY t.updated_at DESC LIMIT $4
+"""
+
+LIMIT_TIME = "SELECT set_config('statement_timeout', $1, true)"
+
 CALLS = """
 SELECT {call} FROM {schema}.calls AS c WHERE {calls_of_thread} ORDER BY c.sequence
 """

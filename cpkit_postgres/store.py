@@ -37,7 +37,6 @@ from cpkit.driver import (
     Decode,
     Erase,
     Findings,
-    FullHandle,
     Heard,
     KeyHeld,
     Limits,
@@ -45,6 +44,7 @@ from cpkit.driver import (
     Outcome,
     Resolve,
     Restore,
+    SearchingHandle,
     Snapshot,
     StoredCall,
     StoredDump,
@@ -63,6 +63,7 @@ from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import redacted
 from cpkit_postgres import listen, queries, schema
 from cpkit_postgres.connections import Connections, Fetch, Pool, Record
+from cpkit_postgres.errors import CANCELLED, sqlstate
 from cpkit_postgres.examine import examine
 from cpkit_postgres.options import (
     CLIENT_PARAMETERS,
@@ -264,6 +265,23 @@ class PostgresStore:
         rows = await self._connections.fetch(queries.THREADS, *page)
         return [ThreadInfo(*row[:2], *map(from_micros, row[2:])) for row in rows]
 
+    async def search(
+        self, patterns: Sequence[str], prefix: str, limit: int, seconds: float
+    ) -> list[tuple[str, int]]:
+        end = prefix_end(prefix) or _ABOVE_ALL_IDS
+
+        try:
+            async with self._connections.transaction() as fetch:
+                await fetch(queries.LIMIT_TIME, f"{max(1, seconds * 1000):.0f}")
+                rows = await fetch(queries.SEARCH, prefix, end, patterns, limit)
+        except StoreFailure as exc:
+            if sqlstate(exc.__cause__) == CANCELLED:
+                exc.fate = "rejected"  # a repeat would take as long
+
+            raise
+
+        return [(thread_id, position) for thread_id, position in rows]
+
     async def calls(self, thread_id: str) -> list[StoredCall]:
         rows = await self._connections.fetch(queries.CALLS, thread_id)
         return [*map(StoredCall._make, rows)]
@@ -279,7 +297,7 @@ class PostgresStore:
         await listen.listen(self._connections, heard)
 
 
-class PostgresCheckpointer(FullHandle[MessageT]):
+class PostgresCheckpointer(SearchingHandle[MessageT]):
     """A handle of a store in a schema of a Postgres database.
 
     ``where`` is a URL, or an initialized `asyncpg.Pool`, which stays open. Options as

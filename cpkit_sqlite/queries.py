@@ -90,3 +90,18 @@ ERASE_CALLS = """
 UPDATE cpkit_calls SET args = '{}', result = NULL, erased = 1 WHERE thread_id = ?
 """
 DELETE_CALLS = "DELETE FROM cpkit_calls WHERE thread_id = ?"
+
+
+def searching(patterns: int) -> str:
+    """Return the query for threads with messages that are like one of the patterns."""
+    likes = " OR ".join([r"body LIKE ? ESCAPE '\'"] * patterns)
+    # The inner LIMIT keeps the order of the threads. They are looked at one by one.
+    return f"""
+    SELECT thread_id, found.key - (number << 32) FROM (
+        SELECT number, thread_id FROM {_THREADS} WHERE thread_id >= ? AND thread_id < ?
+        ORDER BY max(updated_at, coalesce(appended_at, 0)) DESC LIMIT -1
+    ) CROSS JOIN cpkit_messages AS found ON found.key =
+        (SELECT max(key) FROM cpkit_messages
+         WHERE key >= number << 32 AND key < (number + 1) << 32 AND ({likes}))
+    LIMIT ?
+    """

@@ -44,7 +44,6 @@ from cpkit.driver import (
     DriverOptions,
     Erase,
     Findings,
-    FullHandle,
     Heard,
     KeyHeld,
     Limits,
@@ -52,6 +51,7 @@ from cpkit.driver import (
     Outcome,
     Resolve,
     Restore,
+    SearchingHandle,
     Snapshot,
     StoredCall,
     StoredDump,
@@ -309,6 +309,46 @@ class SQLiteStore:
     async def dump(self, thread_id: str) -> StoredDump | None:
         return await self._read(thread_id, _dump, thread_id)
 
+    async def search(
+        self, patterns: Sequence[str], prefix: str, limit: int, seconds: float
+    ) -> list[tuple[str, int]]:
+        until = time.monotonic() + seconds
+        has_left = threading.Event()  # the caller
+
+        def is_over() -> bool:
+            return has_left.is_set() or time.monotonic() > until
+
+        # Loads do not wait for a connection of its own. Only one has a store in memory.
+        searcher = self._reader if self._file.path == IN_MEMORY else Connection()
+        page = prefix, prefix_end(prefix) or b"", *patterns, limit
+
+        try:
+            return await searcher.call(self._search, searcher, page, is_over)
+        except ERRORS as exc:
+            raise failure(exc, self.name, "") from exc
+        finally:
+            has_left.set()
+
+            if searcher is not self._reader:
+                await searcher.end(after=None)
+                searcher.thread.join()
+
+    def _search(
+        self, searcher: Connection, page: tuple[Any, ...], is_over: Callable[[], bool]
+    ) -> list[tuple[str, int]]:
+        if searcher is not self._reader:
+            self._configure(searcher)
+            self._file.check()
+
+        query = queries.searching(len(page) - 3)
+        searcher.db.set_progress_handler(is_over, 1_000)  # ends it where true
+
+        try:
+            found: list[tuple[str, int]] = searcher.db.execute(query, page).fetchall()
+            return found
+        finally:
+            searcher.db.set_progress_handler(None, 0)
+
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
         return await self._read("", _markers, thread_ids)
 
@@ -321,7 +361,7 @@ class SQLiteStore:
                 raise failure(exc, self.name, "") from exc
 
 
-class SQLiteCheckpointer(FullHandle[MessageT]):
+class SQLiteCheckpointer(SearchingHandle[MessageT]):
     """A handle of a store in a SQLite file.
 
     ``path`` is the file's, or ``":memory:"``; a missing file is created for its owner

@@ -21,6 +21,7 @@ from cpkit.protocol import (
     ListsThreads,
     MovesThreads,
     ReadsRanges,
+    SearchesThreads,
     StatesDurability,
     TrimsThreads,
 )
@@ -71,6 +72,7 @@ _ABILITIES: dict[type, str] = {
     ListsThreads: "list its threads",
     KeepsReceipts: "list its calls",
     ReadsRanges: "read a part of a thread",
+    SearchesThreads: "search messages",
     ErasesThreads: "delete threads",
     TrimsThreads: "trim threads",
     MovesThreads: "dump and restore threads",

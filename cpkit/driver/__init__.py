@@ -5,6 +5,7 @@ checkpointer. `docs/write-a-backend.md` is the tutorial.
 """
 
 from cpkit.driver.abilities import FullHandle as FullHandle
+from cpkit.driver.abilities import SearchingHandle as SearchingHandle
 from cpkit.driver.abilities import handle_over as handle_over
 from cpkit.driver.backoff import backoff_pauses as backoff_pauses
 from cpkit.driver.codec import Codec as Codec
@@ -29,6 +30,7 @@ from cpkit.driver.store import Findings as Findings
 from cpkit.driver.store import Heard as Heard
 from cpkit.driver.store import Limits as Limits
 from cpkit.driver.store import ListensForChanges as ListensForChanges
+from cpkit.driver.store import SearchesMessages as SearchesMessages
 from cpkit.driver.store import ServerOptions as ServerOptions
 from cpkit.driver.store import Store as Store
 from cpkit.driver.store import StoreDriver as StoreDriver

@@ -10,8 +10,10 @@ from cpkit.driver.codec import check_version
 from cpkit.driver.dumps import decode_dump, encode_dump
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page
+from cpkit.driver.jsontext import like_patterns
 from cpkit.driver.store import (
     DriverOptions,
+    SearchesMessages,
     Store,
     StoresDumps,
     StoresReceipts,
@@ -21,7 +23,7 @@ from cpkit.driver.writes import Erase, Trim
 from cpkit.errors import PayloadTooLarge
 from cpkit.records import CallRecord, ThreadDump, ThreadInfo
 
-__all__ = ["FullHandle", "handle_over"]
+__all__ = ["FullHandle", "SearchingHandle", "handle_over"]
 
 MessageT = TypeVar("MessageT")
 
@@ -109,6 +111,17 @@ class _Moves(Handle[MessageT]):
         await self._commits.run(write)
 
 
+class _Searches(Handle[MessageT]):
+    async def search_threads(
+        self, text: str, *, prefix: str = "", limit: int = 100, timeout: float = 10.0
+    ) -> list[tuple[str, int]]:
+        self._check()
+        prefix, _, limit = check_page(prefix, None, limit)
+        store: Any = self.store
+        args = like_patterns(text), prefix, limit, timeout
+        return await self._read(None, store.search, *args)
+
+
 class FullHandle(
     _Lists[MessageT],
     _Receipts[MessageT],
@@ -116,6 +129,10 @@ class FullHandle(
     _Trims[MessageT],
     _Moves[MessageT],
 ):
+    """A handle with the optional protocols that all stores of cpkit have."""
+
+
+class SearchingHandle(FullHandle[MessageT], _Searches[MessageT]):
     """A handle with every optional protocol."""
 
 
@@ -144,6 +161,7 @@ def handle_over(
         _Erases: store.erases,
         _Trims: getattr(store, "trims", False),
         _Moves: isinstance(store, StoresDumps),
+        _Searches: isinstance(store, SearchesMessages),
     }
     mixins = tuple(one for one, is_supported in supported.items() if is_supported)
     return _class_of(mixins)(store, message_type=message_type, options=options)

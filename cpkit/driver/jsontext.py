@@ -26,6 +26,7 @@ __all__ = [
     "MAX_DEPTH",
     "encode_json",
     "has_surrogates",
+    "like_patterns",
     "parse_json",
     "plain_key",
     "refuse_constant",
@@ -34,9 +35,13 @@ __all__ = [
 MAX_DEPTH = 200
 """Levels of nesting that pydantic_core's parser follows (jiter's recursion limit)."""
 
+_MAX_NEEDLE = 1_000  # SQLite takes patterns of 50,000 bytes
+
 _MARK = "\udfff"
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _HIGH = re.compile("[\ud800-\udbff]")
+_WILD = re.compile(r"[\\%_]")
+_ESCAPED = r"\\\g<0>"
 _SPLIT_HIGH = re.compile("([\ud800-\udbff])_")
 
 
@@ -168,3 +173,17 @@ def plain_key(key: object, path: tuple[str | int, ...]) -> str:
         )
 
     return str.__str__(key)
+
+
+def like_patterns(text: str) -> list[str]:
+    """Return what stored JSON with this text in a string is ``LIKE``, in any case.
+
+    All engines take upper and lower case of ASCII for alike, and some only of ASCII.
+    """
+    if not 0 < len(text) <= _MAX_NEEDLE:
+        raise ValueError(f"text must have 1 to {_MAX_NEEDLE} characters")
+
+    cases = text.lower(), text.upper(), text.title(), text.capitalize()
+    forms = dict.fromkeys([text] if text.isascii() else [text, *cases])
+    stored = [encode_json(one, ())[1:-1].decode() for one in forms]
+    return [f"%{_WILD.sub(_ESCAPED, one)}%" for one in stored]

@@ -19,7 +19,8 @@ __all__ = ["OPERATIONS", "Metrics", "provided_meter"]
 
 OPERATIONS = (
     "load append save_extra record_issued record_result find_completed read load_range "
-    "list_threads list_calls find_call delete_thread trim dump_thread restore_thread"
+    "list_threads list_calls find_call delete_thread trim dump_thread restore_thread "
+    "search_threads"
 ).split()
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "Heard",
     "Limits",
     "ListensForChanges",
+    "SearchesMessages",
     "ServerOptions",
     "Store",
     "StoreDriver",
@@ -175,6 +176,21 @@ class StoresDumps(Protocol):
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         """Return the whole thread at one moment; ``None`` where nothing is stored."""
+
+
+@runtime_checkable
+class SearchesMessages(Protocol):
+    """A store whose engine finds text; the handle is then a ``SearchesThreads``."""
+
+    async def search(
+        self, patterns: Sequence[str], prefix: str, limit: int, seconds: float
+    ) -> list[tuple[str, int]]:
+        """Return the threads with a message that is ``LIKE`` one of the patterns.
+
+        Last changed first, each with the position of its newest such message. ``\\`` is
+        the escape in a pattern. Upper and lower case are alike, of ASCII at least.
+        After ``seconds`` the engine ends the search, and it raises ``StoreFailure``.
+        """
 
 
 @runtime_checkable

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,18 +12,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cpkit.effects.records import REOPEN
-from cpkit.errors import CorruptThread
-from cpkit.protocol import KeepsReceipts, ReadsRanges
+from cpkit.errors import BackendUnavailable, CorruptThread
+from cpkit.protocol import KeepsReceipts, ReadsRanges, SearchesThreads
 from cpkit.records import CallRecord, ThreadInfo
 from cpkit.tools.formats import thread_json
 from cpkit.ui.blocks import Block, rows_of
 from cpkit.ui.site import Site, counts_of, state_of
 from cpkit.ui.visible import around
 
-__all__ = ["AGES", "LOOKED_AT", "STATES", "Search", "look_at"]
+__all__ = ["AGES", "LOOKED_AT", "STATES", "Search", "look_at", "places_of"]
 
 LOOKED_AT = 1_000
 """The threads, those that changed last, whose calls and messages a search reads."""
+
+_FOUND = 500  # threads that the store finds: as many as a page can show
+_SECONDS = 5.0  # for the store to find them
 
 MESSAGES = 40
 """The newest messages of each: those on the first page of its conversation."""
@@ -55,7 +59,7 @@ class Search:
         """Return the search of an address."""
         given = request.query_params
         found = cls(
-            given.get("q", "").strip(),
+            given.get("q", "").strip()[:1_000],
             given.get("tool", "").strip(),
             given.get("state", ""),
             given.get("age", ""),
@@ -82,22 +86,54 @@ class Search:
         return self.text.casefold() in info.thread_id.casefold()
 
 
+async def places_of(site: Site, search: Search, prefix: str) -> dict[str, int] | None:
+    """Return the threads where the store finds the text, and the newest message.
+
+    ``None`` if it cannot search, or not in time.
+    """
+    if not search.text or not isinstance(site.cp, SearchesThreads):
+        return None
+
+    try:
+        found = await site.cp.search_threads(
+            search.text, prefix=prefix, limit=_FOUND, timeout=_SECONDS
+        )
+    except BackendUnavailable as exc:
+        if not exc.rejected:
+            raise
+
+        return None
+
+    return dict(found)
+
+
 async def look_at(
-    site: Site, info: ThreadInfo, search: Search
+    site: Site, info: ThreadInfo, search: Search, places: Mapping[str, int] | None
 ) -> dict[str, Any] | None:
-    """Return a thread's line in the list, or ``None`` if the search excludes it."""
+    """Return a thread's line in the list, or ``None`` if the search excludes it.
+
+    Without ``places`` the newest messages are searched.
+    """
+    is_read = places is None and not search.has_id(info)
+    match = None
+
+    if places is not None and not search.has_id(info):
+        match = await _match_at(site, info, search, places.get(info.thread_id))
+
+        if match is None:
+            return None
+
     calls = await _calls_of(site, info.thread_id)
     waits = None if calls is None else counts_of(calls)
     failed = _last_failure(calls or [])
-    match = None
 
-    if not search.has_id(info) or search.tool or search.state == "failed":
-        messages, start = await _newest_messages(site, info)
+    if is_read or search.tool or search.state == "failed":
+        messages, start = await _messages(site, info, -MESSAGES)
         rows = rows_of(messages, start) if search.tool or search.state else []
         blocks = [(row.position, block) for row in rows for block in row.blocks]
         failed = failed or _failed_result(blocks)
 
-        if not search.has_id(info):
+        if is_read:
             match = _match(search.text.casefold(), messages, start)
 
             if match is None:
@@ -130,13 +166,33 @@ async def _calls_of(site: Site, thread_id: str) -> Sequence[CallRecord] | None:
         return None
 
 
-async def _newest_messages(site: Site, info: ThreadInfo) -> tuple[list[Any], int]:
+async def _match_at(
+    site: Site, info: ThreadInfo, search: Search, position: int | None
+) -> dict[str, Any] | None:
+    """Return the text of the message where the store has found it."""
+    if position is None:
+        return None
+
+    messages, _ = await _messages(site, info, position, position + 1)
+
+    if not messages:  # deleted meanwhile
+        return None
+
+    # It may be a number, or a name in the JSON.
+    text = search.text.casefold()
+    whole = [json.dumps(one, ensure_ascii=False) for one in messages]
+    return _match(text, messages, position) or _match(text, whole, position)
+
+
+async def _messages(
+    site: Site, info: ThreadInfo, start: int, stop: int | None = None
+) -> tuple[list[Any], int]:
     """Return messages, and the position of the first; of a damaged thread, none."""
     if not isinstance(site.cp, ReadsRanges):
         return [], 0
 
     try:
-        data = await site.cp.load_range(info.thread_id, -MESSAGES)
+        data = await site.cp.load_range(info.thread_id, start, stop)
     except CorruptThread:
         return [], 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +13,7 @@ from cpkit.protocol import ListsThreads
 from cpkit.records import ThreadInfo
 from cpkit.tools.paging import INTERNAL, find_thread, gather_limited, thread_pages
 from cpkit.ui.newest import Newest
-from cpkit.ui.search import LOOKED_AT, Search, look_at
+from cpkit.ui.search import LOOKED_AT, Search, look_at, places_of
 from cpkit.ui.site import Page, Site, needs, number
 from cpkit.ui.waiting import undecided
 
@@ -28,9 +29,10 @@ async def threads(site: Site, request: Request) -> Page:
     """Show the threads that changed last, or those that a search finds.
 
     ``q`` is a part of the id, or of the text of a message; ``tool``, ``state`` and
-    ``age`` are filters. Ids are searched completely, calls and messages in the
-    ``looked_at`` threads that changed last. ``sorted_all`` is false if the store has
-    more ids than the ``sorted_of`` that were sorted.
+    ``age`` are filters. Ids are searched completely, and so are messages if the store
+    ``has_searched``; otherwise calls and messages are searched in the ``looked_at``
+    threads that changed last. ``sorted_all`` is false if the store has more ids than
+    the ``sorted_of`` that were sorted.
 
     With ``order=id`` or ``after`` the page has the threads in the order of ids.
     Leases and other threads of cpkit's own are left out, unless the ``prefix`` or the
@@ -60,10 +62,14 @@ async def threads(site: Site, request: Request) -> Page:
         newest = await site.order.newest()
         found = newest.threads
 
-    if search:
-        found = await _candidates(site, request, search, found, prefix, internal)
+    places = await places_of(site, search, prefix)
 
-    lines, has_more = await _lines(site, search, found[start:], limit)
+    if search:
+        found = await _candidates(
+            site, request, search, found, places, prefix, internal
+        )
+
+    lines, has_more = await _lines(site, search, found[start:], limit, places)
     asked = Counter(one.run_thread for one in await undecided(site, request))
 
     for line in lines:  # a request may be recorded in another thread than its run
@@ -91,6 +97,7 @@ async def threads(site: Site, request: Request) -> Page:
             "sorted_at": newest.time.isoformat()
             if newest and newest.is_usable
             else None,
+            "has_searched": places is not None,
             "looked_at": min(LOOKED_AT, len(newest.threads)) if newest else None,
             "next": found[limit - 1].thread_id if has_more and not newest else None,
             "later": start + limit if has_more and newest and not search else None,
@@ -104,35 +111,53 @@ async def _candidates(
     request: Request,
     search: Search,
     newest: list[ThreadInfo],
+    places: dict[str, int] | None,
     prefix: str,
     internal: bool,
 ) -> list[ThreadInfo]:
     """Return the threads to look at, newest first."""
+
+    async def listed(names: Iterable[str]) -> list[ThreadInfo]:
+        known = {info.thread_id: info for info in newest}
+
+        async def find(name: str) -> ThreadInfo | None:
+            return known.get(name) or await find_thread(site.cp, name)
+
+        return [one for one in await gather_limited(find, names) if one]
+
     if search.state == "waits":
         waits = await undecided(site, request)
         names = {one.run_thread or one.thread_id for one in waits}
-        listed = await gather_limited(lambda name: find_thread(site.cp, name), names)
-        found = [one for one in listed if one and one.thread_id.startswith(prefix)]
+        found = await listed(name for name in names if name.startswith(prefix))
+    elif places is not None:
+        # Leases and the like have messages, too.
+        found = await listed(
+            name for name in places if internal or not name.startswith(INTERNAL)
+        )
     else:
         found = newest[:LOOKED_AT]
 
-        if search.text:
-            named = await Newest.of(
-                site.cp, prefix=prefix, internal=internal, part=search.text.casefold()
-            )
-            found += named.threads
+    if search.text and search.state != "waits":
+        named = await Newest.of(
+            site.cp, prefix=prefix, internal=internal, part=search.text.casefold()
+        )
+        found += named.threads
 
     one_each = {info.thread_id: info for info in found if search.is_recent(info)}
     return sorted(one_each.values(), key=lambda info: info.updated_at, reverse=True)
 
 
 async def _lines(
-    site: Site, search: Search, found: list[ThreadInfo], limit: int
+    site: Site,
+    search: Search,
+    found: list[ThreadInfo],
+    limit: int,
+    places: dict[str, int] | None,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Return the lines of the first threads that the search finds, and if more are."""
     if not search:
         lines = await gather_limited(
-            lambda one: look_at(site, one, search), found[:limit]
+            lambda one: look_at(site, one, search, places), found[:limit]
         )
         return [line for line in lines if line], len(found) > limit
 
@@ -140,7 +165,9 @@ async def _lines(
 
     for at in range(0, len(found), _AT_A_TIME):
         group = found[at : at + _AT_A_TIME]
-        looked = await asyncio.gather(*(look_at(site, one, search) for one in group))
+        looked = await asyncio.gather(
+            *(look_at(site, one, search, places) for one in group)
+        )
         kept += [line for line in looked if line]
 
         if len(kept) > limit:

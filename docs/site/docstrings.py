@@ -44,6 +44,7 @@ PROTOCOLS = {
     "dump_thread": "MovesThreads",
     "restore_thread": "MovesThreads",
     "watch": "WatchesThreads",
+    "search_threads": "SearchesThreads",
 }
 
 

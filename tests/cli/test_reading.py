@@ -100,6 +100,32 @@ def test_threads_are_listed(url: str) -> None:
     )
 
 
+def test_threads_are_searched(url: str) -> None:
+    """By the engine; a store that cannot says so, and pages are not for a search."""
+    in_store(url, fill)
+    ended = run_main("threads", url, "--search", 'a "needle"')
+
+    if url.startswith("file"):
+        assert ended.code == 2
+        assert "cannot search messages" in ended.err
+        return
+
+    assert "no threads with 'a \"needle\"' in a message" in ended.err
+
+    async def say(cp: Any) -> None:
+        await cp.append("z", [{"text": 'a "needle"'}])
+        await cp.append("chat", [{"text": 'A "Needle"'}])
+        await cp.append("cpkit:own", [{"text": 'a "needle"'}])
+
+    in_store(url, say)
+    found = run_main("threads", url, "--search", 'a "needle"', "--json").json
+    assert [one["thread_id"] for one in found["threads"]] == ["chat", "z"]
+    ended = run_main("threads", url, "--search", "needle", "--limit", "1")
+    assert "there are more: cpkit threads" in ended.err
+    assert "--search needle --limit 10" in ended.err
+    assert run_main("threads", url, "--search", "x", "--after", "a").code == 2
+
+
 def test_an_empty_list_says_how_to_see_threads_of_adapters(sqlite_url: str) -> None:
     """A store that an adapter alone has written looks empty without that option."""
     in_store(sqlite_url, lambda cp: cp.append("cpkit:langgraph:t", [{}]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from starlette.requests import Request
 
 from cpkit import open_checkpointer
 from cpkit.ui import app
+from tests.stores import fresh_url
 
 Client = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
@@ -41,4 +43,13 @@ def client() -> Client:
 async def cp() -> AsyncIterator[Any]:
     """An empty store in memory."""
     async with open_checkpointer("memory://", message_type=Any) as cp:
+        yield cp
+
+
+@pytest.fixture
+async def sqlite(tmp_path: Path) -> AsyncIterator[Any]:
+    """An empty store in a file."""
+    url = fresh_url("sqlite", tmp_path)
+
+    async with open_checkpointer(url, message_type=Any) as cp:
         yield cp

@@ -78,6 +78,42 @@ async def test_a_text_is_found_as_it_was_written(
         assert "/thread?id=t&start=1" in assert_inert(page).links
 
 
+async def test_a_store_that_can_searches_every_message(
+    sqlite: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only the newest; what it cannot find in time is looked for as before."""
+    monkeypatch.setattr("cpkit.ui.threads.LOOKED_AT", 3)
+    await sqlite.append("old", [{"text": "a Needle"}, *[{"text": "hay"}] * 50])
+    await sqlite.append("numbers", [{"price": 18_990}])
+    await sqlite.append("cpkit:own", [{"text": "a needle"}])
+
+    for number in range(9):
+        await sqlite.append(f"chat-{number}", [{"text": "hay"}])
+
+    await EffectLedger(sqlite).run("old", "look_up", {}, _nothing)
+
+    async with client(sqlite) as http:
+        assert await names(http, "q=needle") == ["old"]
+        assert await names(http, "q=needle&internal=1") == ["old", "cpkit:own"]
+        assert await names(http, "q=needle&tool=look_up") == ["old"]
+        assert await names(http, "q=needle&tool=other") == []
+        assert await names(http, "q=needle&prefix=chat") == []
+        page = await http.get("/threads?q=needle")
+        assert "All ids and messages were searched" in page.text
+        assert "/thread?id=old&start=0" in assert_inert(page).links
+        assert "a Needle" in page.text
+        (found,) = (await http.get("/threads.json?q=1899")).json()["threads"]
+        assert found["match"] == {"message": 0, "text": '{"price": 18990}'}
+        monkeypatch.setattr(search, "_SECONDS", 0.0)
+        await sqlite.append("long", [{"text": "hay"}] * 1_000)
+        page = await http.get("/threads?q=needle")
+        assert "of the 3 threads that changed last" in page.text
+
+
+async def _nothing(effect: Any) -> None:
+    return None
+
+
 async def _fail(effect: Any) -> None:
     raise ValueError("no such card")
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from cpkit import Checkpointer, MemoryCheckpointer, VersionConflict, WatchesThreads
-from cpkit.driver import FullHandle
+from cpkit.driver import SearchingHandle
 from cpkit.driver.metrics import OPERATIONS
 from cpkit.effects import ApprovalRequest, EffectLedger, EffectTimeout
 from cpkit.lease import Lease
@@ -32,7 +32,7 @@ def figures(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
 
 def test_every_operation_that_is_measured_exists() -> None:
     """A handle has only the methods that its store supports, so others are skipped."""
-    assert [one for one in OPERATIONS if not hasattr(FullHandle, one)] == []
+    assert [one for one in OPERATIONS if not hasattr(SearchingHandle, one)] == []
 
 
 async def test_a_handle_measures(monkeypatch: pytest.MonkeyPatch) -> None:
