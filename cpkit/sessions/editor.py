@@ -43,10 +43,18 @@ class SessionEditor(SessionView, ABC):
 
         return await self._append(entry)
 
-    async def append_message(self, message: Any) -> str:
-        """Append a message: a dict, or an object of ``message_type``."""
+    async def append_message(self, message: Any, *, after: str | None = None) -> str:
+        """Append a message: a dict, or an object of ``message_type``.
+
+        It follows the leaf, or begins a new branch behind the entry ``after``.
+        """
         plain = self._messages.dump(message, self.session_id)
-        return await self._append(draft("message", message=plain))
+        entry = draft("message", message=plain)
+
+        if after is not None:
+            entry["parentId"] = self.entry(after)["id"]
+
+        return await self._append(entry)
 
     async def append_model_change(self, provider: str, model_id: str) -> str:
         """Set the default model of the branch. The context gets no message."""

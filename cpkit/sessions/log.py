@@ -130,12 +130,14 @@ class SessionLog(SessionEditor):
         entry_id: str | None = None,
         *,
         cwd: str | os.PathLike[str] | None = None,
+        message: Any = None,
     ) -> Self:
         """Copy the branch up to this entry, or to the leaf, into a new session.
 
-        Entries keep their ids. Their labels and the session's name are copied too. The
-        new header names this session as ``parentSession``; this session is not changed.
-        Raises ``VersionConflict`` if the new session exists already.
+        Entries keep their ids. Their labels and the session's name are copied too. A
+        ``message`` is written behind them, in the same append. The new header names
+        this session as ``parentSession``; this session is not changed. Raises
+        ``VersionConflict`` if the new session exists already.
         """
         folder = self.header.get("cwd", "") if cwd is None else os.fspath(cwd)
         header = new_header(session_id, folder, self.session_id)
@@ -145,6 +147,11 @@ class SessionLog(SessionEditor):
 
         fork._tree.extend(self.branch(entry_id))
         fork._tree.extend(fork._tree.following(_carried_over(self, fork)))
+
+        if message is not None:
+            plain = self._messages.dump(message, session_id)
+            fork._tree.extend(fork._tree.following([draft("message", message=plain)]))
+
         await fork._create()
         return fork
 

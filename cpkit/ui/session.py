@@ -137,19 +137,15 @@ async def fork(site: Site, request: Request) -> Page:
         raise HTTPException(400, "the form is not complete; nothing was written")
 
     data = _fork_data(log, entry)
+    now = time.time_ns() // 1_000_000
+    message = {"role": "user", "content": text, "timestamp": now}
 
     try:
         if into == "thread":
-            log = await log.fork(form.get("new_id", ""), entry["id"])
+            new_id = form.get("new_id", "")
+            log = await log.fork(new_id, entry["id"], message=message)
         else:
-            await log.move_to(entry["id"])
-
-        message = {
-            "role": "user",
-            "content": text,
-            "timestamp": time.time_ns() // 1_000_000,
-        }
-        await log.append_message(message)
+            await log.append_message(message, after=entry["id"])
     except VersionConflict as exc:
         raise HTTPException(
             409, f"{exc}; look at the thread before you try again"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cpkit import VersionConflict, open_checkpointer
-from cpkit.sessions import SessionLog
+from cpkit.sessions import SessionLog, UnknownEntry
 from tests.sessions.conftest import Store
 from tests.sessions.talk import assistant, texts, user
 
@@ -133,3 +133,27 @@ async def test_a_fork_can_move_to_another_folder(cp: Store, session_id: str) -> 
     assert (fork.header["cwd"], fork.version, fork.entries) == ("/other", 1, [])
     again = await SessionLog.open(cp, session_id + "-fork")
     assert again.header == fork.header
+
+
+async def test_a_branch_or_a_fork_begins_with_a_message(
+    cp: Store, session_id: str
+) -> None:
+    """In one append, so that no crash leaves one without it."""
+    log = await SessionLog.open(cp, session_id)
+    first = await log.append_message(user("one"))
+    old = await log.append_message(user("two"))
+    version = log.version
+    await log.append_message(user("another"), after=first)
+    assert log.version == version + 1
+    assert texts(log.context().messages) == ["one", "another"]
+    assert log.leaves() == [old, log.leaf_id]
+
+    fork = await log.fork(session_id + "-fork", first, message=user("elsewhere"))
+    again = await SessionLog.open(cp, session_id + "-fork")
+    assert again.version == fork.version == 3
+    assert texts(again.context().messages) == ["one", "elsewhere"]
+
+    with pytest.raises(UnknownEntry):
+        await log.append_message(user("nowhere"), after="unknown")
+
+    assert await log.refresh() == []
