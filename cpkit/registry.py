@@ -18,7 +18,16 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from pydantic import ValidationError
@@ -27,6 +36,12 @@ from cpkit.driver.abilities import handle_over
 from cpkit.driver.store import DriverOptions, Findings, StoreDriver, StoreInfo
 from cpkit.errors import InvalidURL
 from cpkit.protocol import Checkpointer, FullCheckpointer, JsonCheckpointer
+
+if TYPE_CHECKING:
+    import typing_extensions as t
+
+    # A type that is not a class, such as a union. Before mypy 1.19 it becomes Any.
+    FormT = t.TypeVar("FormT", default=Any)
 
 __all__ = [
     "DEFAULT_URL",
@@ -82,6 +97,10 @@ class _Parsed(NamedTuple):
 def open_checkpointer(
     url: str | None = None, *, message_type: type[MessageT], **options: Any
 ) -> AbstractAsyncContextManager[FullCheckpointer[MessageT]]: ...
+@overload
+def open_checkpointer(
+    url: str | None = None, *, message_type: t.TypeForm[FormT], **options: Any
+) -> AbstractAsyncContextManager[FullCheckpointer[FormT]]: ...
 @overload
 def open_checkpointer(
     url: str | None = None, *, message_type: Any, **options: Any

@@ -23,12 +23,17 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from cpkit.errors import Closed
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall
 from cpkit.registry import open_checkpointer
+
+if TYPE_CHECKING:
+    import typing_extensions as t
+
+    from cpkit.registry import FormT
 
 __all__ = ["SyncCheckpointer", "running_loop"]
 
@@ -59,6 +64,14 @@ class SyncCheckpointer(Generic[MessageT]):
     @overload
     def __init__(
         self, store: str | None = None, *, message_type: type[MessageT], **options: Any
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: SyncCheckpointer[FormT],
+        store: str | None = None,
+        *,
+        message_type: t.TypeForm[FormT],
+        **options: Any,
     ) -> None: ...
     @overload
     def __init__(

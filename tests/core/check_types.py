@@ -28,6 +28,7 @@ from cpkit import (
 from cpkit.effects import Effect
 from cpkit.effects.effect import Handler, Policy
 from cpkit.messages import Message, UserMessage
+from cpkit.sync import SyncCheckpointer
 from cpkit_sqlite import SQLiteCheckpointer
 
 
@@ -40,7 +41,7 @@ class Line(TypedDict):
 
 
 def check_opening() -> None:
-    """The type of messages is inferred from ``message_type``; a union gives ``Any``."""
+    """The type of messages is inferred from ``message_type``, also from a union."""
     assert_type(
         open_checkpointer("memory://", max_payload=1),
         AbstractAsyncContextManager[JsonCheckpointer],
@@ -55,7 +56,15 @@ def check_opening() -> None:
     )
     assert_type(
         open_checkpointer("memory://", message_type=Message),
-        AbstractAsyncContextManager[FullCheckpointer[Any]],
+        AbstractAsyncContextManager[FullCheckpointer[Message]],
+    )
+    assert_type(
+        open_checkpointer("memory://", message_type=Turn | UserMessage),
+        AbstractAsyncContextManager[FullCheckpointer[Turn | UserMessage]],
+    )
+    assert_type(
+        SyncCheckpointer("memory://", message_type=Turn | UserMessage),
+        SyncCheckpointer[Turn | UserMessage],
     )
 
 

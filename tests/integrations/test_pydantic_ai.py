@@ -127,7 +127,10 @@ async def test_a_file_keeps_its_media_type_and_identifier(thread_id: str) -> Non
         data = await cp.load(thread_id)
 
     assert data is not None
-    (again,) = data.messages[0].parts[0].content
+    (part,) = data.messages[0].parts
+    assert isinstance(part, UserPromptPart)
+    again = part.content[0]
+    assert isinstance(again, DocumentUrl)
     assert (again.media_type, again.identifier) == ("application/pdf", "invoice-7")
 
 
