@@ -33,14 +33,15 @@ async def thread(site: Site, request: Request) -> Page:
     thread_id = wanted(request, "id")
     limit = number(request, "limit", _PER_PAGE, 1, 500)
     needs(site, ReadsRanges, "read a part of a thread")
-    info, requests = await asyncio.gather(
-        _info(site, thread_id), requests_of(site, request, thread_id)
+    start = number(request, "start", -limit, 0, 2**53)
+    stop = start + limit if start >= 0 else None
+    info, requests, data = await asyncio.gather(
+        _info(site, thread_id),
+        requests_of(site, request, thread_id),
+        site.cp.load_range(thread_id, start, stop),
     )
-    last = max(0, info.version - limit)
-    start = number(request, "start", last, 0, info.version)
-    # Without the parameter, the page has what was appended since the list was read.
-    stop = start + limit if "start" in request.query_params else None
-    messages = (await site.cp.read(thread_id, start, stop))[:500]
+    messages: list[Any] = [] if data is None else data.messages
+    start = 0 if data is None else data.first
     version = max(info.version, start + len(messages))
     return Page(
         "thread.html",

@@ -220,9 +220,9 @@ async def test_a_conversation_shows_each_thing_once(cp: Any, client: Client) -> 
         assert f">{MAIL.replace('<', '&lt;').replace('>', '&gt;')}</pre>" in page.text
         assert "<dt><bdi>copies</bdi></dt><dd><code>2</code>" in page.text
         assert "<bdi>call_12345" not in page.text
-        assert "1,200 → 7 tokens" in page.text
+        assert "1,200 tokens in, 7 out" in page.text
         assert "$1.00" in page.text
-        assert "3,200 → 10 tokens" in page.text
+        assert "3,200 tokens in, 10 out" in page.text
 
 
 async def test_a_time_line_has_turns_and_what_they_took(
@@ -303,3 +303,37 @@ async def test_a_person_asks_again(decision: str, cp: Any, client: Client) -> No
         answer = await http.post("/waiting/again", data=form)
         assert answer.status_code == 409
         assert "is approved already" in answer.text
+
+
+async def test_a_request_names_its_thread_where_it_is_another(
+    cp: Any, client: Client
+) -> None:
+    """In the list, with a link to why it was asked; not in its own conversation."""
+    await stock(cp)
+
+    async with client(cp) as http:
+        listed = assert_inert(await http.get("/waiting"))
+        assert "/thread?id=order-977" in listed.links
+        (why,) = [one for one in listed.links if "977" in one and one.endswith("#why")]
+        assert '<h2 id="why">' in (await http.get(why)).text
+        own = assert_inert(await http.get("/thread?id=order-977"))
+        assert own.links.count("/thread?id=order-977") == 1, "the tab"
+        assert not any(one.endswith("#why") for one in own.links)
+
+
+async def test_a_failure_is_not_drawn_as_a_success(cp: Any, client: Client) -> None:
+    """A final failure is a completed call; what a turn does not have is not a row."""
+
+    async def fail(effect: Any) -> None:
+        raise ValueError("no such card")
+
+    await cp.append("t", [{"role": "user", "content": "pay"}])
+
+    with pytest.raises(ValueError, match="no such card"):
+        await EffectLedger(cp).run("t", "charge", {}, fail)
+
+    async with client(cp) as http:
+        page = (await http.get("/thread/calls?id=t")).text
+        assert '<rect class="failed"' in page
+        assert '<rect class="completed"' not in page
+        assert '<td data-label="Time" class="none">' in page
