@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cpkit.cli.output import one_line, print_json, print_table
 from cpkit.cli.running import run
 from cpkit.cli.stores import Json, no_thread, open_store, split_words
-from cpkit.effects.records import state_of
+from cpkit.effects.records import effect_of, state_of
 from cpkit.protocol import KeepsReceipts
 from cpkit.records import CallRecord
 from cpkit.tools.copying.exports import call_as_json
 from cpkit.tools.formats import age, utc_time
 
-__all__ = ["call_rows", "calls", "short_key"]
+__all__ = ["call_rows", "calls", "short_key", "shown_args"]
 
 Words = Annotated[
     list[str],
@@ -68,13 +68,24 @@ def call_rows(
                 state_of(one) + (", erased" if one.erased else ""),
                 one.attempt,
                 age(one.issued_at),
-                one_line(dict(call.args), width),
-                "" if one.resolved_at is None else one_line(one.result, width),
+                one_line(shown_args(one), width),
+                "" if one.resolved_at is None else one_line(_shown_result(one), width),
                 *((call.call_id, utc_time(one.issued_at)) if full else ()),
             )
         )
 
     return columns + (["call", "issued (UTC)"] if full else []), rows
+
+
+def shown_args(record: CallRecord) -> dict[str, Any]:
+    """Return the arguments; of an effect, without what the ledger keeps beside them."""
+    effect = effect_of(record)
+    return dict(record.call.args if effect is None else effect.args)
+
+
+def _shown_result(record: CallRecord) -> Any:
+    is_value = isinstance(record.result, dict) and set(record.result) == {"value"}
+    return record.result["value"] if is_value and effect_of(record) else record.result
 
 
 def short_key(key: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from cpkit.cli.calls import short_key
+from cpkit.cli.calls import short_key, shown_args
 from cpkit.cli.output import one_line, print_json, print_table, progress
 from cpkit.cli.running import Exit, print_stderr, run
 from cpkit.cli.stores import (
@@ -193,7 +193,7 @@ def _args(waiting: Waiting) -> Any:
     if waiting.request is not None:
         return dict(waiting.request.args)
 
-    return dict(waiting.record.call.args)
+    return shown_args(waiting.record)
 
 
 def _as_json(waiting: Waiting) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from cpkit import ToolCall
 from cpkit.cli.help import GROUPS
 from cpkit.cli.output import one_line, print_table, printable
 from cpkit.cli.stores import Store
+from cpkit.effects import Effect, EffectLedger
 from cpkit.sessions import SessionLog
 from cpkit.tools.formats import age, size
 from tests.cli.command import (
@@ -205,6 +206,25 @@ def test_calls_are_listed(url: str) -> None:
     ]
     assert "c3" in invoke("calls", url, "chat", "--full").out
     assert invoke("calls", url, "missing").code == 1
+
+
+def test_an_effect_is_listed_by_its_arguments(sqlite_url: str) -> None:
+    """Not by what the ledger keeps beside them; JSON has all of it."""
+
+    async def send(effect: Effect) -> str:
+        return "sent"
+
+    async def fill_in(cp: Any) -> None:
+        await EffectLedger(cp).run("t", "send", {"to": "ann"}, send)
+        await EffectLedger(cp).begin("t", "send", {"to": "bob"})
+
+    in_store(sqlite_url, fill_in)
+    rows = table(invoke("calls", sqlite_url, "t").out)
+    assert [row[-2:] for row in rows][0] == ['{"to": "ann"}', "sent"]
+    assert '{"to": "bob"}' in invoke("pending", sqlite_url).out
+    found = invoke("calls", sqlite_url, "t", "--json").json["calls"]
+    assert found[0]["args"]["stale_after"] > 0
+    assert found[0]["result"] == {"value": "sent"}
 
 
 def test_drivers_are_listed() -> None:
