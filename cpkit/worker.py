@@ -45,6 +45,7 @@ from cpkit.errors import BackendUnavailable
 from cpkit.lease import Lease, LeaseTimeout, this_process, thread_lease
 from cpkit.protocol import Checkpointer, ErasesThreads, ReadsRanges
 from cpkit.records import JsonValue
+from cpkit.retention import Retention, check_abilities, prune
 from cpkit.runs import (
     HINTS,
     RunList,
@@ -69,6 +70,11 @@ _LONGEST_RETRY = 300.0
 
 _REST = 9
 """The rest after a look at the list of runs, as a multiple of the look's time."""
+
+PRUNING = "cpkit:retention"
+"""The thread whose extra says for each prefix when a worker pruned last."""
+
+_PRUNING_PAUSE = 3600.0
 
 _LOOKS_AT_REQUESTS = 4
 """Undecided requests that a look reads again, in turn: a hint may have got lost."""
@@ -202,7 +208,10 @@ class Worker:
     earlier. A stopped worker gives its runs ``grace`` seconds to end, and then cancels
     them; another worker runs their threads again.
 
-    A store that cannot list its threads is a ``TypeError``.
+    `run` applies ``retention`` when no worker of the store did so for an hour.
+
+    A store that cannot list its threads, or do what ``retention`` asks, is a
+    ``TypeError``.
     """
 
     def __init__(
@@ -216,6 +225,7 @@ class Worker:
         poll: float = 2.0,
         grace: float = 30.0,
         holder: str | None = None,
+        retention: Retention | None = None,
     ) -> None:
         check_callback("agent", agent, "cp", "lease")
 
@@ -232,6 +242,9 @@ class Worker:
         check_interval("stale_after", stale_after)
         check_limit("grace", grace)
 
+        if retention is not None:
+            check_abilities(cp, retention)
+
         self.health = Health(holder or f"worker {this_process()}", concurrency)
         self._cp = cp
         self._agent = agent
@@ -239,6 +252,7 @@ class Worker:
         self._stale_after = stale_after
         self._poll = poll
         self._grace = grace
+        self._retention = retention
         self._runs = RunList(cp, prefix)
         self._requests = Requests(cp)
         meter = provided_meter()
@@ -266,6 +280,7 @@ class Worker:
         """Watch the store and run threads, until ``stop`` is set."""
         stop = stop or asyncio.Event()
         stopping = asyncio.create_task(stop.wait())
+        pruning = asyncio.create_task(self._prune_every_hour())
 
         try:
             while not stop.is_set():
@@ -278,6 +293,8 @@ class Worker:
                     await asyncio.wait([stopping], timeout=self._poll)
         finally:
             stopping.cancel()
+            pruning.cancel()
+            await asyncio.wait([pruning])
             await self._end_jobs()
 
     async def run_due(self, *, wait_for_stale: bool = False) -> int:
@@ -350,6 +367,38 @@ class Worker:
                 job.cancel()
 
             await asyncio.wait(jobs)
+
+    async def _prune_every_hour(self) -> None:
+        """Apply the policy when no worker did so for an hour; errors are logged.
+
+        Two workers may do so at once, which only costs time.
+        """
+        while self._retention is not None:
+            try:
+                pause = await self._until_pruning()
+
+                if pause <= 0:
+                    now = datetime.now(UTC).isoformat()
+                    await self._cp.save_extra(PRUNING, {self._retention.prefix: now})
+                    log.info("pruned %s", await prune(self._cp, self._retention))
+                    pause = _PRUNING_PAUSE
+            except Exception:
+                log.warning("could not prune", exc_info=True)
+                pause = _PRUNING_PAUSE
+
+            await asyncio.sleep(pause)
+
+    async def _until_pruning(self) -> float:
+        """Return the seconds until an hour has passed since the last prune."""
+        assert self._retention is not None
+        data = await self._cp.load(PRUNING)
+        last = None if data is None else data.extra.get(self._retention.prefix)
+
+        if last is None:
+            return 0
+
+        age = (datetime.now(UTC) - datetime.fromisoformat(last)).total_seconds()
+        return min(_PRUNING_PAUSE - age, _PRUNING_PAUSE)
 
     # Look for work
 

@@ -11,6 +11,7 @@ import typer
 
 from cpkit.cli.loading import load
 from cpkit.cli.output import print_json, printable, write
+from cpkit.cli.prune import KeepLast, MessagesOlderThan, OlderThan, policy_of
 from cpkit.cli.running import BadUse, run
 from cpkit.cli.stores import Json, open_store, split_words
 from cpkit.waiting import check_interval
@@ -66,6 +67,9 @@ def worker(
     poll: Poll = 2.0,
     grace: Grace = 30.0,
     once: Once = False,
+    older_than: OlderThan = None,
+    keep_last: KeepLast = None,
+    messages_older_than: MessagesOlderThan = None,
     health: HealthEvery = None,
     json: Json = False,
 ) -> None:
@@ -75,6 +79,9 @@ def worker(
     no run has acted on it. The worker holds the thread's lease while the function runs,
     so any number of workers can share a store. Ends after SIGTERM or Ctrl-C, once the
     runs have ended.
+
+    --older-than, --keep-last and --messages-older-than are those of "cpkit prune":
+    one of the workers applies them once an hour to the threads of its --prefix.
     """
     url, target = split_words(words, "MODULE:AGENT")
 
@@ -84,6 +91,7 @@ def worker(
         except ValueError as exc:
             raise BadUse(str(exc)) from exc
 
+    policy = policy_of(older_than, keep_last, messages_older_than, prefix=prefix)
     agent = load(target)
     # Other libraries say at INFO what they do; watchfiles names each change of a file.
     logging.basicConfig(format="%(name)s: %(message)s")
@@ -100,6 +108,7 @@ def worker(
                     stale_after=stale_after,
                     poll=poll,
                     grace=grace,
+                    retention=policy,
                 )
             except (TypeError, ValueError) as exc:
                 raise BadUse(f"{target}: {exc}") from exc

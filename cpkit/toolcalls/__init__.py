@@ -7,7 +7,9 @@ the importers::
     reading.calls, reading.results, reading.unknown
 
 `unwrap` returns the message inside an adapter's record, `read_part` reads one block of
-a message, `open_calls` returns the calls of a thread that have no result.
+a message, `open_calls` returns the calls of a thread that have no result. `begins_turn`
+says whether a user's turn begins, `usage_of` and `time_of` what a message says of
+itself.
 """
 
 from cpkit.toolcalls.reading import (
@@ -19,7 +21,9 @@ from cpkit.toolcalls.reading import (
     read_part,
     unwrap,
 )
-from cpkit.toolcalls.thread import OpenCall, open_calls
+from cpkit.toolcalls.thread import OpenCall, call_spans, open_calls
+from cpkit.toolcalls.turns import begins_turn
+from cpkit.toolcalls.usage import Usage, time_of, total_of, usage_of
 
 __all__ = [
     "Call",
@@ -27,8 +31,14 @@ __all__ = [
     "Reading",
     "Result",
     "Unknown",
+    "Usage",
+    "begins_turn",
+    "call_spans",
     "open_calls",
     "read_message",
     "read_part",
+    "time_of",
+    "total_of",
     "unwrap",
+    "usage_of",
 ]

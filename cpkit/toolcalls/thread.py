@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cpkit.toolcalls.reading import Call, Reading, Result
 
-__all__ = ["OpenCall", "open_calls"]
+__all__ = ["OpenCall", "call_spans", "open_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,19 @@ def open_calls(readings: Iterable[tuple[int, Reading]]) -> list[OpenCall]:
     without an id belongs to the first open call of the newest message with one, of the
     result's tool if it names one.
     """
+    return _paired(readings)[0]
+
+
+def call_spans(readings: Iterable[tuple[int, Reading]]) -> list[tuple[int, int]]:
+    """Return the positions of each call and its result, paired as by `open_calls`."""
+    return _paired(readings)[1]
+
+
+def _paired(
+    readings: Iterable[tuple[int, Reading]],
+) -> tuple[list[OpenCall], list[tuple[int, int]]]:
     unanswered: list[OpenCall] = []
+    spans: list[tuple[int, int]] = []
 
     for position, reading in readings:
         for result in reading.results:
@@ -34,10 +46,11 @@ def open_calls(readings: Iterable[tuple[int, Reading]]) -> list[OpenCall]:
 
             if answered is not None:
                 unanswered.remove(answered)
+                spans.append((answered.position, position))
 
         unanswered += (OpenCall(position, it, reading.wrapper) for it in reading.calls)
 
-    return unanswered
+    return unanswered, spans
 
 
 def _answered(unanswered: list[OpenCall], result: Result) -> OpenCall | None:

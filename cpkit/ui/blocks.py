@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from cpkit.sessions.pictures.describe import describe
 from cpkit.toolcalls import Call, Result, read_message, read_part, unwrap
-from cpkit.ui.usage import Usage, usage_of
+from cpkit.toolcalls.usage import Usage, usage_of
 from cpkit.ui.visible import pretty
 
 __all__ = ["Block", "Row", "is_entry", "rows_of"]

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from cpkit.errors import CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads, ReadsRanges
 from cpkit.records import CallRecord, ThreadInfo
+from cpkit.toolcalls.usage import total_of, usage_of
 from cpkit.tools.formats import thread_json
 from cpkit.tools.paging import find_thread
 from cpkit.ui.blocks import is_entry
 from cpkit.ui.site import Page, Site, needs, number, wanted
 from cpkit.ui.timeline import on_a_line, turns_of, usage_data
-from cpkit.ui.usage import total_of, usage_of
 from cpkit.ui.waiting import requests_of
 
 __all__ = ["calls", "extra", "message", "thread"]

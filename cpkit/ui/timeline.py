@@ -10,9 +10,9 @@ from typing import Any
 from cpkit.effects.records import APPROVAL
 from cpkit.records import CallRecord
 from cpkit.sessions.pictures.describe import shortened
+from cpkit.toolcalls.usage import Usage, total_of
 from cpkit.ui.blocks import rows_of
 from cpkit.ui.site import call_data
-from cpkit.ui.usage import Usage, total_of
 
 __all__ = ["in_order", "on_a_line", "turns_of", "usage_data"]
 

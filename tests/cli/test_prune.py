@@ -9,7 +9,7 @@ import pytest
 from cpkit.cli.prune import duration
 from cpkit.cli.stores import Store
 from cpkit.effects import EffectLedger, EffectTimeout
-from tests.cli.command import call, in_store, invoke
+from tests.cli.command import call, in_store, invoke, run_main
 from tests.cli.stocked import stock
 
 
@@ -39,7 +39,7 @@ def test_old_threads_are_deleted_and_their_keys_are_kept(url: str) -> None:
     dry = invoke("prune", url, "--older-than", "0s", "--dry-run", "--json").json
     assert (dry["threads"], dry["messages"], dry["pending"]) == (1, 2, ["waits"])
     said = invoke("prune", url, "--older-than", "0s", "--dry-run").out
-    assert said.startswith("would delete 1 thread with 2 messages\n")
+    assert said.startswith("would delete 1 thread with 2 messages (14 bytes of JSON)\n")
     assert in_store(url, ids) == every_id
 
     unsure = invoke("prune", url, "--older-than", "0s")
@@ -85,30 +85,31 @@ def test_a_thread_whose_approval_waits_for_a_worker_is_kept(sqlite_url: str) -> 
     assert "t" in in_store(sqlite_url, ids)
 
 
-async def test_a_thread_that_changes_during_the_run_is_kept() -> None:
-    """A thread is checked again right before its deletion."""
-    from datetime import UTC, datetime, timedelta
+def test_a_long_conversation_is_cut(url: str) -> None:
+    """The last messages stay, from the begin of a turn on; the calls stay."""
 
-    from cpkit import open_checkpointer
-    from cpkit.cli.prune import _prune_threads
+    async def fill(cp: Store) -> None:
+        turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        await cp.append("t", turn * 5)
+        await call(cp, "t", "c", "open")
 
-    async with open_checkpointer("memory://") as opened:
-        cp: Any = opened
-        await cp.append("a", [{"n": 1}])
-        await cp.append("b", [{"n": 1}])
-        lists = cp.list_calls
+    in_store(url, fill)
+    words = ["prune", url, "--keep-last", "3"]
+    dry = invoke(*words, "--dry-run").out
+    assert dry == "would delete the first 6 messages of 1 thread (189 bytes of JSON)\n"
+    assert invoke(*words, "--yes").out == "deleted the first 6 messages of 1 thread\n"
+    data = in_store(url, lambda cp: cp.load("t"))
+    assert data is not None
+    assert (data.first, data.version, len(data.pending)) == (6, 10, 1)
+    assert invoke(*words, "--yes").out == "deleted 0 threads with 0 messages\n"
 
-        async def append_and_list(thread_id: str) -> Any:
-            if thread_id == "a":
-                await cp.append("a", [{"n": 2}])
 
-            return await lists(thread_id)
-
-        cp.list_calls = append_and_list
-        before = datetime.now(UTC) + timedelta(days=1)
-        pruned = await _prune_threads(cp, "", before, False, False)
-        assert (pruned.threads, pruned.touched) == (1, ["a"])
-        assert await ids(cp) == ["a"]
+def test_a_policy_is_needed(sqlite_url: str) -> None:
+    """Without one, nothing goes."""
+    in_store(sqlite_url, stock)
+    ended = run_main("prune", sqlite_url, "--yes")
+    assert ended.code == 2
+    assert "say what may go: --older-than, --keep-last" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_damaged_thread_is_kept_and_does_not_hide_the_others(
     in_store(damaged_url, lambda cp: cp.append("last", [{}]))
     ended = invoke("prune", damaged_url, "--older-than", "0s", "--yes", "--json")
     assert ended.code == 1
-    assert ended.err.startswith("not deleted: thread 'broken' is corrupt at call")
+    assert ended.err.startswith("kept: thread 'broken' is corrupt at call")
     assert ended.json["threads"] == 1
     assert ended.json["pending"] == ["a", "c"]
 

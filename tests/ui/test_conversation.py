@@ -9,7 +9,7 @@ import pytest
 from cpkit import ToolCall
 from cpkit.effects import EffectLedger, EffectTimeout
 from cpkit.lease import thread_lease
-from cpkit.ui.usage import Usage, total_of, usage_of
+from cpkit.toolcalls.usage import Usage, total_of, usage_of
 from tests.ui.checks import assert_inert
 from tests.ui.conftest import Client
 from tests.ui.stocked import stock

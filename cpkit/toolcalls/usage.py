@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["Usage", "total_of", "usage_of"]
+__all__ = ["Usage", "time_of", "total_of", "usage_of"]
 
 _TIMES = ("timestamp", "created_at", "created", "time")
 _MODELS = ("model", "model_name", "modelId")
@@ -65,6 +65,12 @@ def usage_of(message: Any) -> Usage:
         None if (out := _first(usages, _OUT, _number)) is None else int(out),
         _first([*usages, *places], _COSTS, _cost),
     )
+
+
+def time_of(message: Any) -> datetime | None:
+    """Return when a message was written, as it says itself, or ``None``."""
+    time = usage_of(message).time
+    return None if time is None else datetime.fromisoformat(time)
 
 
 def total_of(usages: Iterable[Usage]) -> Usage:

@@ -1,0 +1,415 @@
+"""What a store may forget, and when.
+
+::
+
+    policy = Retention(older_than=timedelta(days=90), keep_last=1_000)
+    planned = await prune(cp, policy, dry_run=True)
+    print(planned)
+    await prune(cp, policy)
+
+Nothing is forgotten without a policy. ``cpkit prune`` and ``cpkit worker`` take the
+same words, and `Worker` takes a `Retention`. A thread is deleted or cut at the version
+that was looked at: one that a writer changes meanwhile is left for the next time. Each
+thread is done or not done, so a prune that was stopped is simply run again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from pydantic_core import to_json, to_jsonable_python
+
+from cpkit.errors import CorruptThread, VersionConflict
+from cpkit.protocol import (
+    ErasesThreads,
+    KeepsReceipts,
+    ListsThreads,
+    ReadsRanges,
+    TrimsThreads,
+)
+from cpkit.records import ThreadInfo
+from cpkit.runs import RunList
+from cpkit.toolcalls import (
+    Call,
+    Reading,
+    Result,
+    begins_turn,
+    call_spans,
+    read_message,
+    time_of,
+)
+from cpkit.tools.paging import INTERNAL, find_thread, gather_limited, thread_pages
+
+__all__ = [
+    "CONVERSATIONS",
+    "Pruned",
+    "Retention",
+    "check_abilities",
+    "find_cut",
+    "prune",
+]
+
+_CHUNK = 500
+"""Messages that are read at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What may go. Each field that is given adds something.
+
+    ``older_than`` deletes threads that nobody has written to for so long. Their keys
+    stay on record, so that no payment is repeated, unless ``forget_keys``. A thread
+    with a pending call or an open run is kept, unless ``with_pending``.
+
+    ``keep_last`` cuts the older messages of a thread and leaves at least the last so
+    many. ``messages_older_than`` cuts messages by the time that they say of themselves;
+    those that say none are cut with the next one that does. Both cut where a user's
+    message begins a turn, and never between a tool call and its result; the last turn
+    always stays. Where no message has a role, each begins a turn. Extra and calls stay.
+
+    ``prefix`` limits it to threads whose ids start so. Threads of cpkit itself
+    (``cpkit:…``) are deleted only if the prefix names them, and never cut, except the
+    conversations in `CONVERSATIONS`.
+    """
+
+    prefix: str = ""
+    older_than: timedelta | None = None
+    keep_last: int | None = None
+    messages_older_than: timedelta | None = None
+    forget_keys: bool = False
+    with_pending: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("older_than", "messages_older_than"):
+            value = getattr(self, name)
+
+            if value is not None and not isinstance(value, timedelta):
+                raise TypeError(f"{name} is a timedelta, not {value!r}")
+
+            if value is not None and not timedelta() <= value <= _LONGEST:
+                raise ValueError(f"{name} must be from 0 to 1000 years, not {value}")
+
+        if self.keep_last is not None and (
+            type(self.keep_last) is not int or self.keep_last < 1
+        ):
+            raise ValueError(f"keep_last is a number from 1 on, not {self.keep_last!r}")
+
+        if not (self.deletes or self.cuts):
+            raise ValueError(
+                "nothing may go: give older_than, keep_last or messages_older_than"
+            )
+
+    @property
+    def deletes(self) -> bool:
+        """Whether it deletes threads."""
+        return self.older_than is not None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether it cuts messages."""
+        return self.keep_last is not None or self.messages_older_than is not None
+
+    @property
+    def abilities(self) -> list[type]:
+        """The optional protocols that a store needs for it."""
+        needed: list[type] = [ListsThreads, KeepsReceipts]
+        needed += [ErasesThreads] if self.deletes else []
+        return needed + ([TrimsThreads, ReadsRanges] if self.cuts else [])
+
+
+_LONGEST = timedelta(days=365_000)
+
+CONVERSATIONS: tuple[str, ...] = ()
+"""Beginnings of the ids of adapters' threads that may be cut like any conversation."""
+
+
+@dataclass
+class Pruned:
+    """What was forgotten, or with ``dry_run`` what would be, and what was kept.
+
+    ``threads`` were deleted with their ``messages``; of ``cut_threads`` the
+    ``cut_messages`` went. ``bytes`` of JSON are counted in a dry run only. ``pending``,
+    ``touched`` and ``damaged`` are ids of threads that were kept: they have a pending
+    call or an open run, were written to meanwhile, or cannot be read (with the reason).
+    """
+
+    dry_run: bool
+    threads: int = 0
+    messages: int = 0
+    cut_threads: int = 0
+    cut_messages: int = 0
+    bytes: int | None = None
+    pending: list[str] = field(default_factory=list)
+    touched: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether anything went, or would go."""
+        return bool(self.threads or self.cut_threads)
+
+    def __str__(self) -> str:
+        parts = []
+
+        if self.threads or not self.cut_threads:
+            messages = _counted(self.messages, "message")
+            parts.append(f"{_counted(self.threads, 'thread')} with {messages}")
+
+        if self.cut_threads:
+            threads = _counted(self.cut_threads, "thread")
+            parts.append(
+                f"the first {_counted(self.cut_messages, 'message')} of {threads}"
+            )
+
+        size = "" if self.bytes is None else f" ({self.bytes:,} bytes of JSON)"
+        return f"{' and '.join(parts)}{size}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+async def prune(
+    cp: Any,
+    policy: Retention,
+    *,
+    dry_run: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Pruned:
+    """Apply a policy to every thread of a store, and return what went.
+
+    ``progress`` is called with the number of threads looked at, page by page. A damaged
+    thread is named in the report and kept; it does not hide the others. A store that
+    cannot do what the policy asks is a ``TypeError``.
+    """
+    check_abilities(cp, policy)
+    now = datetime.now(UTC)
+    pass_ = _Pass(cp, policy, now, Pruned(dry_run, bytes=0 if dry_run else None))
+    pass_.in_use = await _threads_in_use(cp)
+
+    async for page in thread_pages(cp, prefix=policy.prefix, internal=False):
+        await gather_limited(pass_.prune_thread, page)
+
+        if progress is not None:
+            progress(len(page))
+
+    report = pass_.report
+    report.pending.sort()
+    report.touched.sort()
+    report.damaged.sort()
+    return report
+
+
+def check_abilities(cp: object, policy: Retention) -> None:
+    """Raise ``TypeError`` if a store cannot do what a policy asks."""
+    for ability in policy.abilities:
+        if not isinstance(cp, ability):
+            raise TypeError(
+                f"{cp!r:.80} has not {ability.__name__}: it cannot prune so"
+            )
+
+
+async def _threads_in_use(cp: Any) -> set[str]:
+    """Return the threads with an open run, or with a request that a run waits for."""
+    runs = RunList(cp)
+    await runs.refresh()
+    states = runs.mine()
+    asks = [ask for state in states.values() for ask in state.asks.values()]
+    return {*states, *(ask.thread_id for ask in asks)}
+
+
+@dataclass
+class _Pass:
+    """One pass of a policy over a store."""
+
+    cp: Any
+    policy: Retention
+    now: datetime
+    report: Pruned
+    in_use: set[str] = field(default_factory=set)
+
+    async def prune_thread(self, info: ThreadInfo) -> None:
+        """Delete the thread or cut its messages, if the policy says so."""
+        try:
+            if _is_before(info.updated_at, self.now, self.policy.older_than):
+                await self._delete(info)
+            elif self.policy.cuts and info.version and _may_be_cut(info.thread_id):
+                await self._cut(info)
+        except CorruptThread as exc:
+            self.report.damaged.append(str(exc))
+        except VersionConflict:
+            self.report.touched.append(info.thread_id)
+
+    async def _delete(self, info: ThreadInfo) -> None:
+        thread_id, report = info.thread_id, self.report
+
+        if not self.policy.with_pending and await self._is_in_use(thread_id):
+            report.pending.append(thread_id)
+            return
+
+        if report.bytes is not None:
+            report.bytes += await self._size(thread_id, 0, info.version)
+        else:
+            # A change of extra or a call does not change the version.
+            found = await find_thread(self.cp, thread_id)
+
+            if found is None:
+                return  # another process deleted it
+
+            if found != info:
+                report.touched.append(thread_id)
+                return
+
+            await self.cp.delete_thread(
+                thread_id,
+                expected_version=info.version,
+                forget_keys=self.policy.forget_keys,
+            )
+
+        report.threads += 1
+        report.messages += info.version
+
+    async def _is_in_use(self, thread_id: str) -> bool:
+        calls = await self.cp.list_calls(thread_id)
+        is_open = any(one.status == "issued" and not one.erased for one in calls)
+        return thread_id in self.in_use or is_open
+
+    async def _cut(self, info: ThreadInfo) -> None:
+        thread_id, version = info.thread_id, info.version
+        begin = await self.cp.load_range(thread_id, stop=0)
+
+        if begin is None:
+            return
+
+        want = begin.first
+
+        if self.policy.keep_last is not None:
+            want = max(want, version - self.policy.keep_last)
+
+        if self.policy.messages_older_than is not None:
+            cutoff = self.now - self.policy.messages_older_than
+            want = max(want, await self._first_since(info, begin.first, cutoff))
+
+        cut = await find_cut(self.cp, thread_id, want, begin.first, version)
+
+        if cut <= begin.first:
+            return
+
+        if self.report.bytes is not None:
+            self.report.bytes += await self._size(thread_id, begin.first, cut)
+            gone = cut - begin.first
+        else:
+            gone = await self.cp.trim(thread_id, cut, expected_version=version)
+
+        self.report.cut_threads += bool(gone)
+        self.report.cut_messages += gone
+
+    async def _first_since(self, info: ThreadInfo, first: int, cutoff: datetime) -> int:
+        """Return the position after the last message that is known to be older."""
+        after = first
+
+        for start in range(first, info.version, _CHUNK):
+            stop = min(start + _CHUNK, info.version)
+            data = await self.cp.load_range(info.thread_id, start, stop)
+
+            for position, message in enumerate([] if data is None else data.messages):
+                time = time_of(_json(message))
+
+                if time is not None and time >= cutoff:
+                    return after
+
+                if time is not None:
+                    after = start + position + 1
+
+        return after
+
+    async def _size(self, thread_id: str, start: int, stop: int) -> int:
+        """Return the bytes of messages as JSON."""
+        total = 0
+
+        for at in range(start, stop, _CHUNK):
+            part = await self.cp.read(thread_id, at, min(at + _CHUNK, stop))
+            total += sum(len(to_json(one)) for one in part)
+
+        return total
+
+
+def _json(message: Any) -> Any:
+    """Return a message as JSON, also that of a handle with a message type."""
+    return message if isinstance(message, dict) else to_jsonable_python(message)
+
+
+def _is_before(time: datetime, now: datetime, age: timedelta | None) -> bool:
+    return age is not None and time < now - age
+
+
+def _may_be_cut(thread_id: str) -> bool:
+    return not thread_id.startswith(INTERNAL) or thread_id.startswith(CONVERSATIONS)
+
+
+# Where a thread may be cut
+
+
+class _Place(NamedTuple):
+    """What a message says of turns and calls."""
+
+    position: int
+    reading: Reading
+    begins: bool | None
+    """Whether a user begins a turn with it; ``None`` if it has no role."""
+
+
+async def find_cut(cp: Any, thread_id: str, want: int, first: int, version: int) -> int:
+    """Return the last position up to ``want`` at which a thread may be cut.
+
+    That is the begin of a turn, with no call before it whose result comes after it;
+    ``first`` if there is none. Reads what stays, and back to the begin of its turn.
+    """
+    places: deque[_Place] = deque()
+    missing: Counter[str] = Counter()  # results of these ids have no call so far
+    start = version
+
+    while want > first and start > first:
+        stop, start = start, max(first, start - _CHUNK)
+        data = await cp.load_range(thread_id, start, stop)
+
+        for position in reversed(range(start, stop)):
+            offset = position - (version if data is None else data.first)
+
+            if data is None or offset < 0:
+                return first  # another process has cut or deleted the thread
+
+            place = _place(position, data.messages[offset])
+            places.appendleft(place)
+            missing.update(map(_name, place.reading.results))
+            missing.subtract(n for n in map(_name, place.reading.calls) if missing[n])
+
+            if position <= want and not missing.total() and _begins(place, places):
+                return position
+
+    # A call is missing, or has two results: pair them from the begin.
+    spans = call_spans((one.position, one.reading) for one in places)
+    inside = {at for call, result in spans for at in range(call + 1, result + 1)}
+    found = [
+        one.position
+        for one in places
+        if one.position <= want and one.position not in inside and _begins(one, places)
+    ]
+    return max(found, default=first)
+
+
+def _place(position: int, message: Any) -> _Place:
+    message = _json(message)
+    return _Place(position, read_message(message), begins_turn(message))
+
+
+def _begins(place: _Place, places: Collection[_Place]) -> bool:
+    """Return whether a turn begins at a place; each does where none has a role."""
+    return bool(place.begins) or all(one.begins is None for one in places)
+
+
+def _name(one: Call | Result) -> str:
+    return one.call_id or one.tool_name

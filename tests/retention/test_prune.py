@@ -1,0 +1,129 @@
+"""A policy deletes and cuts what it says, and leaves what is in use."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cpkit import ToolCall, open_checkpointer
+from cpkit.retention import Retention, prune
+
+NOTHING = timedelta(0)
+
+
+def turns(number: int, **fields: Any) -> list[dict[str, Any]]:
+    """Return so many turns of two messages."""
+    turn = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "ok"}]
+    return [{**one, **fields} for one in turn * number]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_the_last_messages_stay(any_url: str, dry_run: bool) -> None:
+    """Older ones go, between turns; calls, keys and extra stay."""
+    async with open_checkpointer(any_url) as cp:
+        await cp.append("a", turns(10), extra={"k": 1})
+        await cp.append("short", turns(2))
+        await cp.append("cpkit:own", turns(10))
+        await cp.record_issued("a", ToolCall("c", "pay", {}, "paid"))
+        await cp.record_result("a", "c", "done")
+        report = await prune(cp, Retention(keep_last=5), dry_run=dry_run)
+        assert (report.cut_threads, report.cut_messages) == (1, 14)
+        assert (report.threads, report.messages) == (0, 0)
+        data = await cp.load("a")
+        assert data is not None
+        assert data.version == 20
+        assert data.extra == {"k": 1}
+        assert await cp.find_completed("paid") is not None
+
+        if dry_run:
+            assert report.bytes == 14 // 2 * (30 + 35)
+            assert len(data.messages) == 20
+        else:
+            assert report.bytes is None
+            assert (data.first, data.messages) == (14, turns(3))
+            assert not await prune(cp, Retention(keep_last=5))
+
+
+async def test_messages_go_by_their_own_time() -> None:
+    """Those without a time go with the next older one; without any, none does."""
+    now = datetime.now(UTC)
+    old, new = (str(now - timedelta(days=days)) for days in (40, 1))
+
+    async with open_checkpointer("memory://") as cp:
+        await cp.append(
+            "a", [*turns(2, timestamp=old), *turns(2), *turns(1, timestamp=new)]
+        )
+        await cp.append("b", [*turns(2), *turns(1, timestamp=old), *turns(1)])
+        await cp.append("c", turns(5))
+        policy = Retention(messages_older_than=timedelta(days=30))
+        report = await prune(cp, policy)
+        firsts = {name: (await cp.load(name)).first for name in "abc"}  # type: ignore[union-attr]
+        assert firsts == {"a": 4, "b": 6, "c": 0}
+        assert report.cut_messages == 10
+
+
+async def test_a_policy_is_limited_by_a_prefix() -> None:
+    """Another tenant's threads stay."""
+    async with open_checkpointer("memory://") as cp:
+        for name in ("a:1", "b:1"):
+            await cp.append(name, turns(5))
+
+        await prune(cp, Retention(prefix="a:", older_than=NOTHING))
+        assert [one.thread_id for one in await cp.list_threads()] == ["b:1"]
+
+
+async def test_a_thread_that_is_written_to_meanwhile_stays() -> None:
+    """The writer's version does not fit any more, so nothing goes."""
+    async with open_checkpointer("memory://") as opened:
+        cp: Any = opened
+        await cp.append("a", turns(5))
+        trim = cp.trim
+
+        async def append_and_trim(thread_id: str, *args: Any, **options: Any) -> int:
+            await cp.append("a", turns(1))
+            return int(await trim(thread_id, *args, **options))
+
+        cp.trim = append_and_trim
+        report = await prune(cp, Retention(keep_last=2))
+        assert report.touched == ["a"]
+        assert len((await cp.load("a")).messages) == 12
+
+
+async def test_a_thread_that_changes_before_its_deletion_stays() -> None:
+    """A change of extra does not change the version, and counts too."""
+    async with open_checkpointer("memory://") as opened:
+        cp: Any = opened
+        await cp.append("a", turns(1))
+        await cp.append("b", turns(1))
+        lists = cp.list_calls
+
+        async def write_and_list(thread_id: str) -> Any:
+            if thread_id == "a":
+                await cp.save_extra("a", {"k": 1})
+
+            return await lists(thread_id)
+
+        cp.list_calls = write_and_list
+        report = await prune(cp, Retention(older_than=NOTHING))
+        assert (report.threads, report.touched) == (1, ["a"])
+        assert [one.thread_id for one in await cp.list_threads()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "nothing may go"),
+        ({"keep_last": 0}, "from 1 on, not 0"),
+        ({"keep_last": True}, "from 1 on, not True"),
+        ({"older_than": timedelta(-1)}, "from 0 to 1000 years"),
+        ({"messages_older_than": 30}, "is a timedelta, not 30"),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_refused(
+    options: dict[str, Any], said: str
+) -> None:
+    """Nothing goes by accident."""
+    with pytest.raises((TypeError, ValueError), match=said):
+        Retention(**options)
