@@ -31,6 +31,7 @@ The layers add errors of their own, which the named package exports::
     ├── Unsupported            cpkit.integrations.langgraph: the store lacks an ability
     ├── NotASession            cpkit.sessions: the thread is a plain thread
     │   load again
+    ├── Trimmed                cpkit.sessions: messages after a reader's cursor are gone
     ├── Superseded             cpkit.effects: another process recorded an outcome first
     ├── NotOwner               cpkit.integrations.langgraph: another run has the thread
     ├── LeaseLost              cpkit.lease: this runner may not write to the thread now

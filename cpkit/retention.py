@@ -61,9 +61,9 @@ _CHUNK = 500
 class Retention:
     """What may go. Each field that is given adds something.
 
-    ``older_than`` deletes threads that nobody has written to for so long. Their keys
-    stay on record, so that no payment is repeated, unless ``forget_keys``. A thread
-    with a pending call or an open run is kept, unless ``with_pending``.
+    ``older_than`` deletes threads without a write for so long. Their keys stay on
+    record, so that no payment is repeated, unless ``forget_keys``. A thread with a
+    pending call or an open run is kept, unless ``with_pending``.
 
     ``keep_last`` cuts the older messages of a thread and leaves at least the last so
     many. ``messages_older_than`` cuts messages by the time that they say of themselves;
@@ -366,7 +366,8 @@ async def find_cut(cp: Any, thread_id: str, want: int, first: int, version: int)
     """Return the last position up to ``want`` at which a thread may be cut.
 
     That is the begin of a turn, with no call before it whose result comes after it;
-    ``first`` if there is none. Reads what stays, and back to the begin of its turn.
+    ``first`` if no position is such. It reads what stays, and back to the begin of its
+    turn.
     """
     places: deque[_Place] = deque()
     missing: Counter[str] = Counter()  # results of these ids have no call so far

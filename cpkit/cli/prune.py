@@ -29,7 +29,7 @@ OlderThan = Annotated[
     str | None,
     typer.Option(
         "--older-than",
-        help="Delete threads that nobody has written to for so long: 30d, 12h, 2w.",
+        help="Delete threads without a write for so long: 30d, 12h, 2w.",
         metavar="TIME",
         show_default=False,
     ),
@@ -92,8 +92,8 @@ def prune(
 ) -> None:
     """Delete old threads, and cut old messages.
 
-    --older-than deletes messages, extra, args and results of threads that nobody has
-    written to for so long. It keeps the keys of calls, so that no payment is repeated;
+    --older-than deletes messages, extra, args and results of threads without a
+    write for so long. It keeps the keys of calls, so that no payment is repeated;
     --forget-keys deletes them too. It keeps threads with pending calls, and those that
     a worker is to run.
 

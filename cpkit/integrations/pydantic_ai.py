@@ -166,7 +166,7 @@ class ConversationStore(theirs.ConversationStore):
             return
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return the entry; raise ``KeyError`` if there is none."""
+        """Return the entry; raise ``KeyError`` if it is unknown."""
         (entry,) = await self.read_history(entry_id, limit=1)
         return entry
 

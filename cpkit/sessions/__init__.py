@@ -8,7 +8,7 @@
 """
 
 from cpkit.sessions.context import CustomMessages, Model, SessionContext
-from cpkit.sessions.errors import NotASession, UnknownEntry
+from cpkit.sessions.errors import NotASession, Trimmed, UnknownEntry
 from cpkit.sessions.jsonl import SessionFile, SkippedLine, read_jsonl
 from cpkit.sessions.log import SessionLog
 from cpkit.sessions.migrate import migrate
@@ -29,6 +29,7 @@ __all__ = [
     "SessionView",
     "SkippedLine",
     "TreeNode",
+    "Trimmed",
     "UnknownEntry",
     "message_union",
     "migrate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpkit.errors import CheckpointerError
 
-__all__ = ["NotASession", "UnknownEntry"]
+__all__ = ["NotASession", "Trimmed", "UnknownEntry"]
 
 
 class NotASession(CheckpointerError):
@@ -16,6 +16,25 @@ class NotASession(CheckpointerError):
 
     def __str__(self) -> str:
         return f"thread {self.thread_id!r} is a plain thread, not a session"
+
+
+class Trimmed(CheckpointerError):
+    """Messages that a reader has not read yet were trimmed; it can go on at ``first``.
+
+    The reader stood at ``version``, so the messages between the two are gone.
+    """
+
+    def __init__(self, thread_id: str, version: int, first: int) -> None:
+        super().__init__(thread_id, version, first)
+        self.thread_id = thread_id
+        self.version = version
+        self.first = first
+
+    def __str__(self) -> str:
+        return (
+            f"thread {self.thread_id!r} was trimmed: the messages from {self.version} "
+            f"to {self.first - 1} are gone; go on with version {self.first}"
+        )
 
 
 class UnknownEntry(CheckpointerError):

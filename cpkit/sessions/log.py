@@ -15,7 +15,7 @@ from cpkit.fitting import append_what_fits
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import CustomMessages
 from cpkit.sessions.editor import SessionEditor
-from cpkit.sessions.entries import VERSION, Entry, draft, new_header
+from cpkit.sessions.entries import VERSION, Entry, draft, flaw, new_header
 from cpkit.sessions.errors import NotASession
 from cpkit.sessions.follower import Follower
 from cpkit.sessions.jsonl import SessionFile, read_jsonl, write_jsonl
@@ -76,6 +76,9 @@ class SessionLog(SessionEditor):
         a type that pydantic validates and whose JSON is an object. ``custom_messages``
         has functions that make messages of custom entries, by their type.
 
+        A session that was trimmed has a new header, and its oldest entry is a root. The
+        state, the labels and the name that were set before are gone.
+
         Raises ``NotASession`` if the thread has other messages, and ``CorruptThread``
         if the session has another version of the format.
         """
@@ -104,6 +107,7 @@ class SessionLog(SessionEditor):
         if the store has another line in its place, because the thread was deleted.
         """
         async with self._turn:
+            is_new = not self.version
             lines = await self._thread.news()
 
             if lines is None:
@@ -116,9 +120,12 @@ class SessionLog(SessionEditor):
 
             entries = lines
 
-            if lines and not self.version:
+            if lines and is_new and not self._thread.first:
                 self.header = _header(lines[0], self.session_id)
                 entries = lines[1:]
+            elif is_new and self._thread.first:
+                self._base = self._thread.first
+                _check_trimmed(lines, self.session_id)
 
             self._tree.extend(entries)
             self._thread.read(lines)
@@ -264,6 +271,12 @@ def _header(line: object, session_id: str) -> Entry:
         )
 
     return line
+
+
+def _check_trimmed(lines: list[Any], session_id: str) -> None:
+    """Check what is left of a session whose header was trimmed."""
+    if lines and flaw(lines[0]) is not None:
+        raise NotASession(session_id)
 
 
 def _carried_over(source: SessionView, fork: SessionView) -> list[Entry]:

@@ -29,9 +29,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from cpkit.errors import CheckpointerError, VersionConflict
-from cpkit.fenced import read_range
+from cpkit.fenced import read_part, read_range
 from cpkit.foreign_json import encode_text
 from cpkit.protocol import Checkpointer, WatchesThreads
+from cpkit.sessions.errors import Trimmed
 
 __all__ = ["TailEvents", "Tailed", "read_from"]
 
@@ -61,9 +62,11 @@ async def read_from(
     It goes on until it is closed, and waits for a thread that does not exist yet. With
     a store that cannot watch it polls.
 
-    Raises ``ValueError`` for a negative version, and ``VersionConflict`` if the thread
-    was deleted. That is noticed only if the thread is shorter than ``version``, or its
-    message at ``version`` is another one than the reader has seen.
+    Raises ``ValueError`` for a negative version, and `Trimmed` if messages after
+    ``version`` were trimmed; version 0 begins with what is left. Raises
+    ``VersionConflict`` if the thread was deleted. That is noticed only if the thread is
+    shorter than ``version``, or its message at ``version`` is another one than the
+    reader has seen.
     """
     if version < 0:
         raise ValueError(f"version must be 0 or more, not {version}")
@@ -72,15 +75,30 @@ async def read_from(
 
     async with _changes(cp, thread_id) as changes:
         while True:
-            first = max(0, version - 1)
-            found = await read_range(cp, thread_id, first, first + _PAGE)
-            # The message before shows whether this is still the same thread.
-            before, new = found[: version - first], found[version - first :]
+            asked = max(0, version - 1)
+            first, found = asked, []
 
-            if len(before) < version - first or (last and not _same(before, last)):
-                # An append of nothing writes nothing, and returns the version.
-                actual = await cp.append(thread_id, [])
-                raise VersionConflict(thread_id, version, actual)
+            if last:
+                found = await read_range(cp, thread_id, asked, asked + _PAGE)
+
+            # The message before shows whether this is still the same thread, and where
+            # the page begins.
+            if not (last and _same(found[:1], last)):
+                first, found = await read_part(cp, thread_id, asked, asked + _PAGE)
+                version = version or first
+                before = found[: version - first]
+
+                if first > version:
+                    raise Trimmed(thread_id, version, first)
+
+                is_other = bool(before and last) and not _same(before, last)
+
+                if is_other or len(before) < version - first:
+                    # An append of nothing writes nothing, and returns the version.
+                    actual = await cp.append(thread_id, [])
+                    raise VersionConflict(thread_id, version, actual)
+
+            before, new = found[: version - first], found[version - first :]
 
             for message in new:
                 version += 1
@@ -130,8 +148,9 @@ class TailEvents:
     Each event has the version as its ``id`` and the message's JSON as its ``data``. It
     begins after the request's ``Last-Event-ID``, or after ``version``. An event named
     ``reset``, with the id 0, says that the thread was deleted, and ends the stream: the
-    browser then reads the new thread whole. Who may read the thread is for the caller
-    to check.
+    browser then reads the new thread whole. One named ``trimmed`` says that messages
+    are gone which the browser has not got; it goes on at the event's id. Who may
+    read the thread is for the caller to check.
     """
 
     def __init__(
@@ -194,6 +213,8 @@ class TailEvents:
         except VersionConflict:
             # The browser connects again with this id, and reads the new thread whole.
             return b"id: 0\nevent: reset\ndata: {}\n\n"
+        except Trimmed as exc:
+            return b"id: %d\nevent: trimmed\ndata: {}\n\n" % exc.first
         except CheckpointerError as exc:
             # The browser connects again, and goes on after the last event.
             return b": %b\n\n" % type(exc).__name__.encode()

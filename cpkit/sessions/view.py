@@ -46,6 +46,8 @@ class SessionView:
         self._messages = messages
         self._custom_messages = custom_messages
         self._tree = LogTree(session_id)
+        self._base = 1
+        """The version before the first entry."""
 
     @property
     def entries(self) -> list[Entry]:
@@ -111,25 +113,29 @@ class SessionView:
             SessionVersion(
                 version, entry["id"], time_of(entry), labels.get(entry["id"])
             )
-            for version, entry in enumerate(self._tree.entries, 2)
+            for version, entry in enumerate(self._tree.entries, self._base + 1)
         ]
 
     def at(self, version: int) -> SessionContext:
-        """Return the context at a version; version 1 has only the header."""
-        last = len(self._tree.entries) + 1
+        """Return the context at a version; version 1 has only the header.
 
-        if not 1 <= version <= last:
+        Of a trimmed session, the lowest version is the one before its oldest entry.
+        """
+        first, last = self._base, self._base + len(self._tree.entries)
+
+        if not first <= version <= last:
             raise ValueError(
-                f"session {self.session_id!r} has versions 1 to {last}, not {version}"
+                f"session {self.session_id!r} has versions {first} to {last}, not "
+                f"{version}"
             )
 
-        if version == 1:
+        if version == first:
             return self._project([])
 
         if version == last:
             return self.context()
 
-        return self.context(self._tree.entries[version - 2]["id"])
+        return self.context(self._tree.entries[version - first - 1]["id"])
 
     def _project(self, branch: list[Entry]) -> SessionContext:
         return project(branch, self._custom_messages, self._load)

@@ -38,7 +38,7 @@ async def first(cp: Any) -> int:
 
 async def test_one_worker_prunes_once_an_hour() -> None:
     """The second worker finds that an hour has not passed; then it has."""
-    async with MemoryCheckpointer() as opened:
+    async with MemoryCheckpointer[Any]() as opened:
         cp: Any = opened
         await cp.append("t", [{"n": n} for n in range(10)])
 

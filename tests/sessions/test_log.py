@@ -294,3 +294,59 @@ async def test_a_cancelled_append_is_completed(session_id: str) -> None:
         await log.append_message(user("three"))
         assert texts(log.context().messages) == ["one", "two", "three"]
         assert (await SessionLog.open(store, session_id)).entries == log.entries
+
+
+# Trimmed
+
+
+async def test_a_trimmed_session_goes_on(session_id: str) -> None:
+    """Its oldest entry is a root; an open log goes on, and so does a new one."""
+    async with open_checkpointer("memory://") as cp:
+        log = await SessionLog.open(cp, session_id)
+        ids = [await log.append_message(user(f"{n}")) for n in range(6)]
+        await log.move_to(ids[1])
+        side = await log.append_message(user("side"))
+        assert await cp.trim(session_id, 4) == 4
+
+        later = await log.append_message(user("later"))
+        assert texts(log.context().messages) == ["0", "1", "side", "later"]
+
+        opened = await SessionLog.open(cp, session_id)
+        assert opened.version == log.version == 10
+        assert [one["id"] for one in opened.branch(ids[5])] == ids[3:]
+        assert opened.tree()[0].entry["id"] == ids[3]
+        assert side in {one["id"] for one in opened.entries}
+        assert opened.orphans
+        assert [one.version for one in opened.versions()] == [5, 6, 7, 8, 9, 10]
+        assert texts(opened.at(6).messages) == ["3", "4"]
+        assert opened.at(4).messages == []
+
+        more = await opened.append_message(user("more"))
+        assert [one["id"] for one in await log.refresh()] == [more]
+        assert (await SessionLog.open(cp, session_id)).leaf_id == more
+        assert log.entry(later) == opened.entry(later)
+
+
+async def test_a_session_of_which_nothing_is_left_begins_again(session_id: str) -> None:
+    """Its version goes on."""
+    async with open_checkpointer("memory://") as cp:
+        log = await SessionLog.open(cp, session_id)
+        await log.append_message(user("old"))
+        await cp.trim(session_id, 2)
+        opened = await SessionLog.open(cp, session_id)
+        await opened.append_message(user("new"))
+        again = await SessionLog.open(cp, session_id)
+        assert texts(again.context().messages) == ["new"]
+        assert again.version == 3
+
+
+async def test_a_trimmed_thread_of_plain_messages_is_refused_too(
+    session_id: str,
+) -> None:
+    """It is refused, as it was before."""
+    async with open_checkpointer("memory://") as cp:
+        await cp.append(session_id, [{"role": "user"}] * 3)
+        await cp.trim(session_id, 1)
+
+        with pytest.raises(NotASession):
+            await SessionLog.open(cp, session_id)

@@ -24,6 +24,7 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
+from cpkit.sessions import Trimmed
 from cpkit.sessions.tail import TailEvents, read_from
 from tests.cli.command import environment
 from tests.driver.gated import run_ready_tasks
@@ -71,18 +72,58 @@ async def test_messages_may_compare_by_identity() -> None:
                 await anext(tail)
 
 
+@pytest.mark.parametrize(("before", "is_over"), [(3, False), (4, False), (5, True)])
+async def test_a_trimmed_cursor_gets_a_clear_answer(before: int, is_over: bool) -> None:
+    """A reader that has read four messages goes on, or learns what is gone."""
+    async with MemoryCheckpointer[Any]() as cp:
+        await cp.append("t", [{"n": n} for n in range(4)])
+
+        async with aclosing(read_from(cp, "t")) as tail:
+            for number in range(4):
+                assert await anext(tail) == (number + 1, {"n": number})
+
+            later = asyncio.ensure_future(anext(tail))
+            await run_ready_tasks()
+            messages = [{"n": n} for n in range(4, 8)]
+            await cp.append("t", messages[:1])
+            assert await later == (5, {"n": 4})
+            await cp.append("t", messages[1:])
+            await cp.trim("t", before + 2 if is_over else before)
+
+            if is_over:
+                with pytest.raises(Trimmed, match="from 5 to 6 are gone; go on") as e:
+                    await anext(tail)
+
+                assert (e.value.version, e.value.first) == (5, 7)
+            else:
+                assert [await anext(tail) for _ in range(3)] == [
+                    (n + 1, {"n": n}) for n in (5, 6, 7)
+                ]
+
+        async with aclosing(read_from(cp, "t")) as new:
+            first = 7 if is_over else before
+            assert await anext(new) == (first + 1, {"n": first})
+
+        async with aclosing(read_from(cp, "t", 2)) as old:
+            with pytest.raises(Trimmed):
+                await anext(old)
+
+
 async def test_a_change_is_one_read() -> None:
     """A short page has everything, so the reader waits without another read."""
     async with MemoryCheckpointer[Any]() as cp:
         reads = 0
-        read = cp.read
 
-        async def counted(*args: Any) -> Any:
-            nonlocal reads
-            reads += 1
-            return await read(*args)
+        def counted(read: Any) -> Any:
+            async def count(*args: Any) -> Any:
+                nonlocal reads
+                reads += 1
+                return await read(*args)
 
-        cp.read = counted  # type: ignore[assignment,method-assign]  # it counts
+            return count
+
+        for name in ("read", "load_range"):
+            setattr(cp, name, counted(getattr(cp, name)))
 
         async with aclosing(read_from(cp, "t")) as tail:
             for number in range(10):

@@ -275,7 +275,7 @@ class Checkpoints:
             hidden = Draft({"type": "hidden", "checkpoints": left})
 
             try:
-                await self._threads.begin_anew(thread, view, [*drafts, hidden])
+                await self._threads.begin_again(thread, view, [*drafts, hidden])
                 return
             except VersionConflict:
                 if tries == 1:

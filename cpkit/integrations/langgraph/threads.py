@@ -177,13 +177,17 @@ class Threads:
         if outcome is not None:
             raise outcome
 
-    async def begin_anew(self, thread: Thread, view: View, drafts: list[Draft]) -> None:
+    async def begin_again(
+        self, thread: Thread, view: View, drafts: list[Draft]
+    ) -> None:
         """Store the drafts again at the end of a thread, and trim all before them.
 
         Raises ``VersionConflict`` if another writer appended after the view was read.
         Then, or if the process dies, the thread has all that it had.
         """
-        end, positions, records = View(view.store_id), {}, list[Record]()
+        end = View(view.store_id)
+        positions: dict[object, int] = {}
+        records: list[Record] = []
 
         for draft in drafts:
             records += draft.placed(end, view.version + len(records), positions)

@@ -340,13 +340,14 @@ class ExportFile:
             elif "call" in line:
                 calls.append(self._call(info.thread_id, line["call"], number))
 
-        times = (info.created_at, info.updated_at)
+        is_erased = place.is_erased
         return ThreadDump(
             info.thread_id,
             messages,
             extra,
             calls,
-            *((None, None) if place.is_erased else times),
+            None if is_erased else info.created_at,
+            None if is_erased else info.updated_at,
             first=place.first,
         )
 
