@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from heapq import nlargest
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 from uuid import uuid4
@@ -31,8 +32,14 @@ from cpkit.cli.stores import (
 from cpkit.driver import Limits, StoreInfo
 from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD
 from cpkit.errors import BackendUnavailable, CorruptThread
-from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
-from cpkit.records import Durability, Survives, ToolCall
+from cpkit.protocol import (
+    ErasesThreads,
+    KeepsReceipts,
+    ListsThreads,
+    ReadsRanges,
+    StatesDurability,
+)
+from cpkit.records import Durability, Survives, ThreadInfo, ToolCall
 from cpkit.registry import GROUP, examine_store, inspect_store
 from cpkit.tools.formats import age, size
 from cpkit.tools.paging import thread_pages
@@ -55,6 +62,9 @@ _LOW_BYTES, _LOW_FILES = 100 * 2**20, 1000
 # The number of threads to examine, so that the check of a large store stays short.
 _BOUND = 2000
 _OVERDUE = timedelta(days=1)
+_NAMED = 3
+# Messages above which advice says how to cut a thread.
+_LONG = 10_000
 
 
 def doctor(
@@ -94,8 +104,8 @@ async def _examine(
         limits: Limits | None = getattr(cp, "limits", None)
         can_list = supports(cp, ListsThreads, KeepsReceipts)
         bound = None if check else _BOUND
-        counted, oldest, damaged = (
-            await _survey(cp, bound) if can_list else (None, None, [])
+        counted, oldest, damaged, longest = (
+            await _survey(cp, bound) if can_list else (None, None, [], [])
         )
 
         if check and counted is not None:
@@ -121,6 +131,7 @@ async def _examine(
             "max_append": None if limits is None else limits.max_append,
             "threads": counted,
             "threads_bound": bound,
+            "longest_threads": longest,
             "oldest_pending": None if oldest is None else _as_json(oldest),
             "facts": dict(more.facts) | _space(found and found.path),
             "damaged": [*damaged, *more.damaged],
@@ -150,16 +161,17 @@ def _driver(url: str) -> str:
 
 async def _survey(
     cp: Store, bound: int | None
-) -> tuple[int | None, Waiting | None, list[str]]:
+) -> tuple[int | None, Waiting | None, list[str], list[dict[str, Any]]]:
     """Examine so many threads, or all.
 
     Returns their number (``None`` if damage ends the list), the oldest pending call
-    that a person has to know of, and the damage that was found.
+    that a person has to know of, the damage that was found, and the longest threads.
     """
     count = 0
     is_complete = True
     people: list[Waiting] = []
     damaged: list[str] = []
+    longest: list[ThreadInfo] = []
 
     with progress("threads") as advance:
         try:
@@ -171,6 +183,7 @@ async def _survey(
                     except CorruptThread as exc:
                         damaged.append(str(exc))
 
+                longest = nlargest(_NAMED, [*longest, *page], key=_version)
                 count += len(page)
                 advance(len(page))
         except CorruptThread as exc:  # a thread whose id cannot be read
@@ -178,7 +191,26 @@ async def _survey(
             is_complete = False
 
     oldest = min(people, key=lambda one: one.record.issued_at, default=None)
-    return count if is_complete else None, oldest, damaged
+    lengths = [await _length(cp, info) for info in longest]
+    lengths.sort(key=lambda one: -int(one["messages"]))
+    return count if is_complete else None, oldest, damaged, lengths
+
+
+def _version(info: ThreadInfo) -> int:
+    return info.version
+
+
+async def _length(cp: Store, info: ThreadInfo) -> dict[str, Any]:
+    """Return how many messages a thread has: fewer than its version if trimmed."""
+    first = 0
+
+    with suppress(CorruptThread):  # which the survey has told
+        if supports(cp, ReadsRanges) and (
+            data := await cp.load_range(info.thread_id, 0, 0)
+        ):
+            first = data.first
+
+    return {"thread_id": info.thread_id, "messages": info.version - first}
 
 
 async def _lost_keys(cp: Store) -> list[str]:
@@ -282,6 +314,14 @@ def _advice(
             + command_line("pending", url)
         )
 
+    for one in report["longest_threads"]:
+        if one["messages"] >= _LONG:
+            cut = command_line("prune", url, "--prefix", one["thread_id"])
+            advice.append(
+                f"thread {one['thread_id']!r} has {one['messages']:,} messages, which "
+                f"each load reads: {cut} --keep-last 1000 --dry-run"
+            )
+
     if report["damaged"] and report["threads"] is None:
         advice.append(
             "restore the damaged thread from a backup: until then the threads cannot "
@@ -353,6 +393,10 @@ def _print(report: dict[str, Any]) -> None:
         "limits": _lowered_limits(report),
         "threads": threads is not None
         and f"{threads}{' or more' if is_bounded else ''}",
+        "longest": ", ".join(
+            f"{one['thread_id']} ({one['messages']:,} messages)"
+            for one in report["longest_threads"]
+        ),
         "pending": threads is not None
         and "none" + (f" in the first {bound} threads" if is_bounded else "")
         if oldest is None

@@ -41,7 +41,9 @@ async def thread(site: Site, request: Request) -> Page:
         site.cp.load_range(thread_id, start, stop),
     )
     messages: list[Any] = [] if data is None else data.messages
-    start = 0 if data is None else data.first
+    asked, start = start, 0 if data is None else data.first
+    # The messages before this page were trimmed.
+    is_first = start > asked if asked >= 0 else len(messages) < limit
     version = max(info.version, start + len(messages))
     return Page(
         "thread.html",
@@ -51,7 +53,8 @@ async def thread(site: Site, request: Request) -> Page:
             "start": start,
             "stop": start + len(messages),
             "limit": limit,
-            "earlier": max(0, start - limit) if start else None,
+            "earlier": max(0, start - limit) if start and not is_first else None,
+            "trimmed": start if is_first else 0,
             "later": start + limit if start + len(messages) < version else None,
             "is_session": any(map(is_entry, messages)),
             "messages": messages,

@@ -48,6 +48,27 @@ def test_a_store_is_examined(url: str) -> None:
     assert "durability" in spared.out
 
 
+def test_the_longest_threads_are_named(sqlite_url: str) -> None:
+    """With the command that cuts them; what was cut does not count."""
+
+    async def fill(cp: Store) -> None:
+        await cp.append("long", [{}] * 10_000)
+        await cp.append("cut", [{}] * 20_000)
+        await cp.trim("cut", 19_999)
+        await cp.append("short", [{}])
+
+    in_store(sqlite_url, fill)
+    found = invoke("doctor", sqlite_url, "--json").json
+    assert found["longest_threads"] == [
+        {"thread_id": "long", "messages": 10_000},
+        {"thread_id": "cut", "messages": 1},
+        {"thread_id": "short", "messages": 1},
+    ]
+    out = invoke("doctor", sqlite_url).out
+    assert "longest     long (10,000 messages), cut (1 messages)" in out
+    assert "--prefix long --keep-last 1000 --dry-run" in out
+
+
 def test_a_store_is_created_on_request(tmp_path: Path) -> None:
     """A store in memory is examined without that option."""
     url = fresh_url("sqlite", tmp_path)

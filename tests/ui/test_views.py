@@ -86,6 +86,23 @@ async def test_a_long_thread_is_read_in_parts(cp: Any, client: Client) -> None:
         assert (first["earlier"], first["later"]) == (None, 10)
 
 
+async def test_a_trimmed_thread_says_so(cp: Any, client: Client) -> None:
+    """Positions stay; no link leads to what is gone."""
+    await cp.append("t", [{"role": "user", "content": f"n{n}"} for n in range(60)])
+    await cp.trim("t", 15)
+
+    async with client(cp) as http:
+        last = (await http.get("/thread.json?id=t")).json()
+        assert (last["start"], last["earlier"], last["trimmed"]) == (20, 0, 0)
+        first = (await http.get("/thread.json?id=t&start=0&limit=40")).json()
+        assert (first["start"], first["earlier"], first["trimmed"]) == (15, None, 15)
+        assert first["messages"][0]["content"] == "n15"
+        page = (await http.get("/thread?id=t&start=0&limit=40")).text
+        assert "The messages before 15 were deleted." in page
+        whole = (await http.get("/thread.json?id=t&limit=100")).json()
+        assert (whole["start"], whole["trimmed"], whole["later"]) == (15, 15, None)
+
+
 async def test_threads_are_paged_without_internal_ones(cp: Any, client: Client) -> None:
     """The list leaves out cpkit's own threads, and a page is full nevertheless."""
     for name in ["a", "b", "cpkit:", "cpkit:lease:x", "cpkit:zz", "d", "e"]:
