@@ -31,6 +31,7 @@ from cpkit import (
     MovesThreads,
     ReadsRanges,
     ToolCall,
+    TrimsThreads,
 )
 
 EXAMPLES, STEPS = 100, 25
@@ -163,8 +164,11 @@ class _Machine(RuleBasedStateMachine):
         self.record_result(thread, call_id, key, success)
 
     @rule(key=_keys)
-    def find_completed(self, key: str) -> None:
+    def find(self, key: str) -> None:
         self.do("find_completed", key)
+
+        if isinstance(self.bench.store, KeepsReceipts):
+            self.do("find_call", key)
 
     @precondition(lambda self: isinstance(self.bench.store, ReadsRanges))
     @rule(thread=_threads, start=st.integers(-6, 6), stop=_bounds)
@@ -181,11 +185,6 @@ class _Machine(RuleBasedStateMachine):
     @rule(thread=_threads)
     def list_calls(self, thread: str) -> None:
         self.do("list_calls", thread)
-
-    @precondition(lambda self: isinstance(self.bench.store, KeepsReceipts))
-    @rule(key=_keys)
-    def find_call(self, key: str) -> None:
-        self.do("find_call", key)
 
     @precondition(lambda self: isinstance(self.bench.store, ErasesThreads))
     @rule(
@@ -204,6 +203,16 @@ class _Machine(RuleBasedStateMachine):
 
         for key in KEYS:
             self.do("find_completed", key)
+
+    @precondition(lambda self: isinstance(self.bench.store, TrimsThreads))
+    @rule(
+        thread=_threads,
+        before=st.integers(0, 6),
+        expected_version=st.none() | st.integers(0, 6),
+    )
+    def trim(self, thread: str, before: int, expected_version: int | None) -> None:
+        self.do("trim", thread, before, expected_version=expected_version)
+        self.do("load", thread)
 
     @precondition(lambda self: isinstance(self.bench.store, MovesThreads))
     @rule(thread=_threads)

@@ -124,7 +124,8 @@ class Script:
         if isinstance(value, ThreadDump):
             extra = [list(item) for item in sorted(value.extra.items())]
             calls = self._comparable(list(value.calls))
-            return [list(value.messages), extra, calls, value.created_at is not None]
+            messages, is_alive = list(value.messages), value.created_at is not None
+            return [messages, extra, calls, is_alive, value.first]
 
         if isinstance(value, CallRecord):
             call = value.call

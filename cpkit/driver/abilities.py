@@ -6,7 +6,7 @@ from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
-from cpkit.driver.codec import check_version
+from cpkit.driver.codec import check_fence, check_version
 from cpkit.driver.dumps import decode_dump, encode_dump
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page
@@ -65,11 +65,8 @@ class _Erases(Handle[MessageT]):
     ) -> None:
         self._check()
         thread_id = check_id("thread_id", thread_id)
-
-        if expected_version is not None:
-            expected_version = check_version(expected_version)
-
-        await self._commits.run(Erase(thread_id, bool(forget_keys), expected_version))
+        fence = check_fence(expected_version)
+        await self._commits.run(Erase(thread_id, bool(forget_keys), fence))
 
 
 class _Trims(Handle[MessageT]):
@@ -79,13 +76,8 @@ class _Trims(Handle[MessageT]):
         self._check()
         thread_id = check_id("thread_id", thread_id)
         before = check_version(before, "before")
-
-        if expected_version is not None:
-            expected_version = check_version(expected_version)
-
-        removed: int = await self._commits.run(
-            Trim(thread_id, before, expected_version)
-        )
+        write = Trim(thread_id, before, check_fence(expected_version))
+        removed: int = await self._commits.run(write)
         return removed
 
 

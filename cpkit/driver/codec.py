@@ -31,6 +31,7 @@ from cpkit.records import CallRecord, CallStatus, JsonValue, ToolCall
 
 __all__ = [
     "Codec",
+    "check_fence",
     "check_same_call",
     "check_sequence",
     "check_version",
@@ -328,7 +329,7 @@ class Codec(Generic[MessageT]):
 
 
 def check_version(version: int, name: str = "expected_version") -> int:
-    """Return a version, or another position, as a store compares it."""
+    """Return a version, or the position of a trim, as a store compares it."""
     if type(version) is not int:
         raise TypeError(f"{name} must be an int, not {type(version).__name__}")
 
@@ -336,6 +337,11 @@ def check_version(version: int, name: str = "expected_version") -> int:
         raise ValueError(f"{name} must not be negative")
 
     return min(version, _MAX_VERSION)
+
+
+def check_fence(expected_version: int | None) -> int | None:
+    """Return an ``expected_version`` as a store compares it; ``None`` fits any."""
+    return None if expected_version is None else check_version(expected_version)
 
 
 def check_same_call(found: CallRecord, claim: Claim) -> None:

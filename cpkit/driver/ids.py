@@ -63,12 +63,10 @@ def prefix_end(prefix: str) -> str | None:
     return None
 
 
-def span(
-    start: object, stop: object, version: int, trimmed: int = 0
-) -> tuple[int, int]:
+def span(start: object, stop: object, version: int, first: int = 0) -> tuple[int, int]:
     """Return the first position of a slice, and the position after its last.
 
-    Messages below the position ``trimmed`` are gone.
+    Messages below the position ``first`` were trimmed.
     """
     if type(start) is not int:
         raise TypeError("start must be an int")
@@ -76,9 +74,9 @@ def span(
     if stop is not None and type(stop) is not int:
         raise TypeError("stop must be an int or None")
 
-    first, last, _ = slice(start, stop).indices(version)
-    first = max(first, trimmed)
-    return first, max(first, last)
+    begin, end, _ = slice(start, stop).indices(version)
+    begin = max(begin, first)
+    return begin, max(begin, end)
 
 
 def _check_text(name: str, value: str) -> str:

@@ -131,9 +131,8 @@ class Erase(NamedTuple):
 class Trim(NamedTuple):
     """Remove the messages below the position ``before``; all, if it is too high.
 
-    Positions, version, extra, calls and times stay: the thread goes on at its version
-    when nothing is left. Outcome: how many messages were removed, 0 for a missing
-    thread, or `Conflict` as of an `Erase`.
+    Positions, version, extra, calls and times stay, also when nothing is left. Outcome:
+    how many were removed, 0 for a missing thread, or `Conflict` as of an `Erase`.
     """
 
     thread_id: str
@@ -210,9 +209,9 @@ Outcome: TypeAlias = int | None | StoredCall | Conflict | KeyHeld
 class Snapshot(NamedTuple):
     """A thread, or a range of its messages, at one moment.
 
-    ``messages`` are decoded; the first one stands at position ``first``, which is not
-    below that of the oldest message left (see `span`), also where none is in the range.
-    ``pending`` has the calls that are issued and not erased, in the order of claims.
+    ``messages`` are decoded; the first one stands at position ``first``: that of the
+    range, or of the oldest message left (see `span`). ``pending`` has the calls that
+    are issued and not erased, in the order of claims.
     """
 
     messages: list[Any]

@@ -122,7 +122,8 @@ class _Copier:
         ):
             await self._replace(found, wanted)
             report.updated += 1
-            report.messages += len(wanted.messages) - len(found.messages)
+            trimmed = wanted.first - found.first
+            report.messages += trimmed + len(wanted.messages) - len(found.messages)
             report.calls += len(wanted.calls) - len(found.calls)
             found = await self._to.dump_thread(wanted.thread_id)
 
