@@ -9,6 +9,7 @@ from conformance.answers import answers
 from conformance.case import Case, raises
 from conformance.clause import clause
 from conformance.difference import check_equal
+from conformance.operations import reads_of
 from conformance.sample_dumps import made_call, made_dump
 from cpkit import (
     ErasesThreads,
@@ -28,7 +29,7 @@ COUNT = sum(BATCHES)
 
 
 def _message(n: int) -> dict[str, JsonValue]:
-    return {"n": n, "text": f"message {n} " + "x" * (n * 40)}
+    return {"n": n, "text": f"message {n} " + "x" * (n * 40) + "."}
 
 
 MESSAGES = [_message(n) for n in range(COUNT)]
@@ -113,6 +114,22 @@ async def beyond_the_version(case: Case) -> None:
         thread, _ = await _filled(case)
         assert await case.cp.trim(thread, before) == COUNT
         await _is_left(case, thread, COUNT, f"trimmed before {before}")
+
+
+@clause("trim.is-gone-for-others", TrimsThreads, "handles")
+async def is_gone_for_others(case: Case) -> None:
+    """No read of another handle, and no dump, has what was trimmed, at any position."""
+    async with case.open() as other:
+        for before in range(1, COUNT + 1):
+            thread, _ = await _filled(case)
+            await other.load(thread)  # it may remember that
+            await case.cp.trim(thread, before)
+
+            for read in reads_of(other):
+                seen = repr(None if read.of_key else await read.run(other, thread))
+
+                for message in MESSAGES[:before]:
+                    assert str(message["text"]) not in seen, read.name
 
 
 @clause("trim.keeps-the-rest", TrimsThreads)

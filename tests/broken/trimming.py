@@ -99,6 +99,42 @@ class WrapsAPosition(Broken):
         return await super().trim(thread_id, before % 2**32, **options)
 
 
+@breaks("trim.is-gone-for-others")
+class HidesInItsHandle(Broken):
+    """Leaves the messages in the store, and does not show them in this handle."""
+
+    async def trim(self, thread_id: str, before: int, **options: Any) -> int:
+        await super().trim(thread_id, 0, **options)
+        hidden = self.__dict__.setdefault("_hidden", {})
+        removed = max(0, before - hidden.get(thread_id, 0))
+        hidden[thread_id] = max(before, hidden.get(thread_id, 0))
+        return removed
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded = await super().load(thread_id)
+        first = self.__dict__.get("_hidden", {}).get(thread_id, 0)
+
+        if loaded is None or not first:
+            return loaded
+
+        return replace(loaded, messages=loaded.messages[first:], first=first)
+
+
+@breaks("trim.is-gone-for-others")
+class LoadsFromACache(Broken):
+    """Answers a load from what this handle loaded before, while the version stays."""
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded = await super().load(thread_id)
+        cache = self.__dict__.setdefault("_cache", {})
+        known = cache.get(thread_id)
+
+        if known is None or loaded is None or known.version != loaded.version:
+            cache[thread_id] = known = loaded
+
+        return None if known is None else replace(known, messages=[*known.messages])
+
+
 @breaks("trim.keeps-the-rest")
 class ForgetsExtra(Broken):
     async def trim(self, thread_id: str, before: int, **options: Any) -> int:
