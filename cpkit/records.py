@@ -90,8 +90,8 @@ class CheckpointData(Generic[MessageT]):
 class ThreadInfo:
     """A thread without its payloads.
 
-    ``updated_at`` moves with every change and never goes back. It may stand still while
-    the store's clock is behind it, because the clock was set back.
+    ``updated_at`` moves with every change but a trim, and never goes back. It may stand
+    still while the store's clock is behind it, because the clock was set back.
     """
 
     thread_id: str
