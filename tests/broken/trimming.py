@@ -106,7 +106,7 @@ class HidesInItsHandle(Broken):
     async def trim(self, thread_id: str, before: int, **options: Any) -> int:
         await super().trim(thread_id, 0, **options)
         hidden = self.__dict__.setdefault("_hidden", {})
-        removed = max(0, before - hidden.get(thread_id, 0))
+        removed: int = max(0, before - hidden.get(thread_id, 0))
         hidden[thread_id] = max(before, hidden.get(thread_id, 0))
         return removed
 

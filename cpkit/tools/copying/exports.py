@@ -340,15 +340,14 @@ class ExportFile:
             elif "call" in line:
                 calls.append(self._call(info.thread_id, line["call"], number))
 
-        is_erased = place.is_erased
         return ThreadDump(
             info.thread_id,
             messages,
             extra,
             calls,
-            None if is_erased else info.created_at,
-            None if is_erased else info.updated_at,
-            first=place.first,
+            None if place.is_erased else info.created_at,
+            None if place.is_erased else info.updated_at,
+            place.first,
         )
 
     def _lines(self, start: int, number: int = 0) -> Iterator[tuple[int, bytes]]:
