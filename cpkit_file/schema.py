@@ -42,7 +42,7 @@ _README = """\
 State of AI agents, kept by cpkit. Read these files as you like, but do not edit them.
 
 threads/NAME~HASH.jsonl   The log of a thread: one JSON line for each operation, for
-                          tail -f and jq. NAME is the start of the thread's id, and
+                          tail -F and jq. NAME is the start of the thread's id, and
                           HASH the SHA-256 of the id. "add" are messages, "extra" are
                           values, "call" is a tool call or its outcome, "at" has the
                           thread's version, the time (microseconds), a checksum.

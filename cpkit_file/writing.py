@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from cpkit.driver import (
     Append,
@@ -54,11 +54,19 @@ def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
     path = f"{folder.threads}/{schema.log_name(thread_id)}"
 
     with Locked(folder, path, thread_id) as log:
+        version = log.tail.version
+
         match batch:
+            case [Erase() | Trim() as one] if one.expected_version not in (
+                None,
+                version,
+            ):
+                return [Conflict(version)]
             case [Erase() as write]:
-                return [_erase(log, write)]
+                _erase(log, write.forget_keys)
+                return [None]
             case [Trim() as write]:
-                return [_trim(log, write)]
+                return [_trim(log, min(write.before, version))]
             case [Restore() as write]:
                 return [_restore(log, write)]
 
@@ -140,29 +148,21 @@ class Locked(Log):
             os.ftruncate(self.fd, end)
             raise
 
-        try:
-            schema.sync_content(self.fd)
-        except OSError as exc:
-            raise self.unsynced(exc) from exc
-
+        self.sync(schema.sync_content, self.fd)
         said = added.sum, version, updated_at
         self.tail = Tail(inode, end + added.size, data[-SEAL:], *said)
         self.index.tail = self.tail
 
-    def sync_name(self) -> None:
-        """Put on disk that the file was replaced or removed."""
-        try:
-            sync_folder(os.path.dirname(self.path))
-        except OSError as exc:
-            raise self.unsynced(exc) from exc
-
-    def unsynced(self, exc: OSError) -> StoreFailure:
-        """Return the failure of a sync, after which the handle does not use the file.
+    def sync(self, sync: Callable[[Any], None], what: int | str) -> None:
+        """Put the content or the name on disk, or do not use the file any more.
 
         The kernel may have dropped the bytes, so nothing is built on them.
         """
-        self.folder.failed.add(self.path)
-        return schema.failure(exc, unknown=True)
+        try:
+            sync(what)
+        except OSError as exc:
+            self.folder.failed.add(self.path)
+            raise schema.failure(exc, unknown=True) from exc
 
     def _set_aside(self, size: int) -> None:
         """Copy a torn write to another file, and cut it off."""
@@ -266,56 +266,41 @@ class _Writer:
         self.added.add(content, self.version, self.updated_at)
 
 
-def _erase(log: Locked, write: Erase) -> Conflict | None:
+def _erase(log: Locked, forget_keys: bool) -> None:
     """Delete a thread: put a log in its place that has only its calls, erased.
 
     With ``forget_keys`` the log is removed, while the keys are locked: the number of a
     new attempt may depend on a forgotten call.
     """
-    if write.expected_version not in (None, log.tail.version):
-        return Conflict(log.tail.version)
-
     _clean(log)
 
-    if not log.tail.end or not (log.tail.updated_at or write.forget_keys):
-        return None
+    if not log.tail.end or not (log.tail.updated_at or forget_keys):
+        return
 
     calls = _calls(log)
-    kept = Lines(0, together=False)
-    kept.add(lines.header(log.owner, None))
+
+    if calls and not forget_keys:
+        erased = [erased_call(call) for call in calls]
+        return _replace(log, Restore(log.owner, [], [], erased, None, None))
 
     for call in calls:
-        kept.add(lines.recorded(erased_call(call)))
+        log.register(call.idempotency_key)
 
-        if write.forget_keys:
-            log.register(call.idempotency_key)
-
-    if calls and not write.forget_keys:
-        _replace(log, kept)
-    else:
-        os.unlink(log.path)
-        log.sync_name()
-
-    return None
+    os.unlink(log.path)
+    log.sync(sync_folder, log.folder.threads)
 
 
-def _trim(log: Locked, write: Trim) -> Conflict | int:
+def _trim(log: Locked, before: int) -> int:
     """Remove the oldest messages: put a log in its place that has all but these."""
-    version = log.tail.version
-
-    if write.expected_version not in (None, version):
-        return Conflict(version)
-
     first: int = log.header().get("trimmed", 0)
 
-    if (before := min(write.before, version)) <= first:
-        return 0
+    if before > first:
+        with log.index.lock:
+            left = log.index.state(log, before)
 
-    with log.index.lock:
-        left = log.index.state(log, before)
+        _replace(log, left)
 
-    _rewrite(log, left)
-    return before - first
+    return max(0, before - first)
 
 
 def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
@@ -341,7 +326,7 @@ def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
     for register, added in claimed.items():
         register.append(added)
 
-    _rewrite(log, write)
+    _replace(log, write)
     return None
 
 
@@ -352,8 +337,8 @@ def _calls(log: Locked) -> list[StoredCall]:
         return [call for call, *_ in log.index.calls.values()]
 
 
-def _rewrite(log: Locked, state: Restore) -> None:
-    """Replace the log by one that has just this."""
+def _replace(log: Locked, state: Restore) -> None:
+    """Replace the log by one with just this; it is locked until it is on disk."""
     added = Lines(0, together=False)
     added.add(lines.header(log.owner, state.created_at, state.first))
     version, updated_at = state.first + len(state.bodies), state.updated_at or 0
@@ -367,19 +352,14 @@ def _rewrite(log: Locked, state: Restore) -> None:
     for call in state.calls:
         added.add(lines.recorded(call), version, updated_at)
 
-    _replace(log, added, version, updated_at)
-
-
-def _replace(log: Locked, kept: Lines, version: int = 0, updated_at: int = 0) -> None:
-    """Replace the log by one with these lines; it is locked until it is on disk."""
     _clean(log)
     draft = log.path + _DRAFT
 
     with Locked(log.folder, draft) as file:
-        file.append(kept, version, updated_at)
+        file.append(added, version, updated_at)
         os.rename(draft, log.path)
         log.tail = log.index.tail = file.tail
-        log.sync_name()
+        log.sync(sync_folder, log.folder.threads)
 
 
 def _clean(log: Locked) -> None:
