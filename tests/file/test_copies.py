@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cpkit import ToolCall
-from cpkit_file import FileCheckpointer
+from cpkit.driver import Findings
+from cpkit_file import FileCheckpointer, FileStore
 from cpkit_file.schema import register_name
 from tests.file.test_cost import Counted
 
@@ -156,3 +157,23 @@ def test_ordinary_copies_take_the_logs_before_the_registers(home: Path) -> None:
         command = "rsync -ai . ../copied"
         listed = subprocess.check_output(command, shell=True, cwd=home, text=True)
         assert listed.index("threads/1") < listed.index("used-keys/1")
+
+
+async def test_a_copy_of_a_trimmed_thread_is_examined_like_others(home: Path) -> None:
+    """Its calls are in the log that was written again, and so are their keys known."""
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": n} for n in range(3)])
+        await pay(cp, "t", "c", "key")
+        await cp.trim("t", 2)
+
+    shutil.rmtree(home / "used-keys")
+    copy = shutil.copytree(home, home.with_name("copy"))
+
+    async with Store(copy) as cp:
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.first, data.messages) == (2, [{"n": 2}])
+        assert await cp.record_issued("u", CALL) == await cp.find_call("key")
+
+    found = await FileStore.examine(f"file://{copy}", FileStore.Options(), True)
+    assert found == Findings([], [], {})
