@@ -9,8 +9,9 @@ Durability
     loss. After a sync that failed, the handle does not use that file any more.
 
 What is atomic
-    Each operation is one line at the end of its thread's log. A read takes no lock: it
-    shows the log as it was at one moment. `cpkit_file.keys` is about claims.
+    Each operation is one line at the end of its thread's log; a deletion or a trim is
+    the rename of a new log. A read takes no lock: it shows the log as it was at one
+    moment. `cpkit_file.keys` is about claims.
 
 Several processes
     ``flock`` orders their writes. A write that waits for a lock for longer than
