@@ -22,6 +22,18 @@ SELECT thread_id, {_VERSION}, created_at, max(updated_at, coalesce(appended_at, 
 FROM {_THREADS}
 WHERE thread_id >= ? AND thread_id < ? ORDER BY thread_id LIMIT ?
 """
+# The newest message of each thread that is like a pattern, and more of them with OR.
+# The inner LIMIT keeps the order of the threads, which are looked at one by one.
+SEARCH = rf"""
+SELECT thread_id, found.key - (number << 32) FROM (
+    SELECT number, thread_id FROM {_THREADS} WHERE thread_id >= ? AND thread_id < ?
+    ORDER BY max(updated_at, coalesce(appended_at, 0)) DESC LIMIT -1
+) CROSS JOIN cpkit_messages AS found ON found.key =
+    (SELECT max(key) FROM cpkit_messages
+     WHERE key >= number << 32 AND key < (number + 1) << 32
+         AND (body LIKE ? ESCAPE '\'))
+LIMIT ?
+"""
 ERASED_THREADS = """
 SELECT thread_id, 0, min(issued_at), max(max(issued_at, coalesce(resolved_at, 0)))
 FROM cpkit_calls
@@ -90,18 +102,3 @@ ERASE_CALLS = """
 UPDATE cpkit_calls SET args = '{}', result = NULL, erased = 1 WHERE thread_id = ?
 """
 DELETE_CALLS = "DELETE FROM cpkit_calls WHERE thread_id = ?"
-
-
-def searching(patterns: int) -> str:
-    """Return the query for threads with messages that are like one of the patterns."""
-    likes = " OR ".join([r"body LIKE ? ESCAPE '\'"] * patterns)
-    # The inner LIMIT keeps the order of the threads. They are looked at one by one.
-    return f"""
-    SELECT thread_id, found.key - (number << 32) FROM (
-        SELECT number, thread_id FROM {_THREADS} WHERE thread_id >= ? AND thread_id < ?
-        ORDER BY max(updated_at, coalesce(appended_at, 0)) DESC LIMIT -1
-    ) CROSS JOIN cpkit_messages AS found ON found.key =
-        (SELECT max(key) FROM cpkit_messages
-         WHERE key >= number << 32 AND key < (number + 1) << 32 AND ({likes}))
-    LIMIT ?
-    """

@@ -340,7 +340,9 @@ class SQLiteStore:
             self._configure(searcher)
             self._file.check()
 
-        query = queries.searching(len(page) - 3)
+        like = r"body LIKE ? ESCAPE '\'"
+        likes = " OR ".join([like] * (len(page) - 3))
+        query = queries.SEARCH.replace(like, likes)
         searcher.db.set_progress_handler(is_over, 1_000)  # ends it where true
 
         try:

@@ -15,7 +15,7 @@ PRINTED = {
     "pydantic-ai": ["Hello again.\n2 messages\n", "Hello again.\n4 messages\n"],
     "claude-agent-sdk": ["1 entry\n", "1 entry\n"],
     "google-adk": ["I was shown 1 events.\n", "I was shown 3 events.\n"],
-    "mcp": ["progress\n7\n", "progress\n7\n"],
+    "mcp": ["missed: event 2\n7\n", "missed: event 2\n7\n"],
     "langgraph": ["You said yes. 2\n", "You said yes. 4\n"],
 }
 URL = "sqlite:///agent.db"
