@@ -166,11 +166,7 @@ class ConversationStore(theirs.ConversationStore):
             return
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-<<<<<<< HEAD
-        """Return the entry; raise ``KeyError`` if it is unknown."""
-=======
         """Return the entry; raise ``KeyError`` for an unknown id."""
->>>>>>> eaeb6f7 (docs: print in MCP's example what every message has)
         (entry,) = await self.read_history(entry_id, limit=1)
         return entry
 

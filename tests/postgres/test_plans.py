@@ -55,12 +55,9 @@ QUERIES = {
     "resolve": (queries.RESOLVE, "'small', 'call 7', 'completed', '{}', 1"),
     "erase": (queries.ERASE, "'small', NULL, false"),
     "forget": (queries.ERASE, "'small', 100, true"),
-<<<<<<< ours
     "trim": (queries.TRIM, "'small', 80, NULL"),
     "trim all": (queries.TRIM, "'small', 9007199254740992, 100"),
-=======
     "search": (queries.SEARCH, "'small', 'smalm', '{%needle%}', 10"),
->>>>>>> theirs
     "markers": (queries.MARKERS, "'{small,new}'"),
 }
 
