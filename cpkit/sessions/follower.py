@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cpkit.fenced import read_part
+from cpkit.fenced import read_part, read_range
 from cpkit.protocol import Checkpointer
 
 __all__ = ["Follower"]
@@ -20,8 +20,8 @@ class Follower:
     looks for a message that proves it: the last message that was read, or the last one
     of the first append. The last message of an append must be unique.
 
-    ``first`` is the position of the first message that was there: others
-    before it were trimmed. If the proof was trimmed, the thread counts as the same.
+    ``first`` is the position of the first message that was there: others before it were
+    trimmed. If the proof was trimmed, the thread counts as the same.
     """
 
     def __init__(self, cp: Checkpointer[Any], thread_id: str) -> None:
@@ -32,16 +32,22 @@ class Follower:
     async def news(self) -> list[Any] | None:
         """Return the messages after ``version``, or ``None`` for a replaced thread."""
         position, known = self._proof or (0, None)
-        first, messages = await read_part(self._cp, self._thread_id, position)
+        messages: list[Any] = []
 
-        if first > position:
-            self.first = self.first if self.version else first
-            read = max(0, self.version - first)
-            self.version, self._proof = max(self.version, first), None
-            return messages[read:]
+        if self._proof:
+            messages = await read_range(self._cp, self._thread_id, position)
 
-        if self._proof and messages[:1] != [known]:
-            return None
+        if messages[:1] != [known]:
+            first, messages = await read_part(self._cp, self._thread_id, position)
+
+            if first > position:  # the proof was trimmed, if there was one
+                self.first = self.first if self.version else first
+                read = max(0, self.version - first)
+                self.version, self._proof = max(self.version, first), None
+                return messages[read:]
+
+            if self._proof:
+                return None
 
         read = self.version - position
 

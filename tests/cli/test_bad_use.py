@@ -119,7 +119,7 @@ def test_a_foreign_file_is_not_changed(tmp_path: Path) -> None:
         ),
         (["prune", "{url}", "--older-than", "30"], 2, "not a duration"),
         (["prune", "{url}", "--older-than", "-1d"], 2, "not a duration"),
-        (["prune", "{url}", "--older-than", "99999999w"], 2, "too long ago"),
+        (["prune", "{url}", "--older-than", "99999999w"], 2, "from 0 to 1000 years"),
         (["prune", "{url}", "--older-than", "0s"], 2, "--yes"),
         (["copy", "{url}", "{url}"], 2, "the same store"),
         (["copy", "nothing.jsonl", "{url}"], 2, "nothing.jsonl"),

@@ -211,7 +211,7 @@ async def test_costs() -> None:
         await store.append(KEY, [entry("5"), entry("new")])
         await store.append(KEY, [entry("newer")])
         assert cp.calls == [
-            ("read", 0, None),
+            ("load_range", 0, None),
             ("append", 1, 99),
             ("append", 1, 100),
         ]

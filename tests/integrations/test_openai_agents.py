@@ -263,7 +263,7 @@ async def test_a_later_read_fetches_only_new_records() -> None:
         assert await session.get_items(limit=2) == numbered(500, 501)
         assert await session.pop_item() == numbered(501)[0]
         assert cp.calls == [
-            ("read", 0, None),
+            ("load_range", 0, None),
             ("append", 1, 500),
             ("read", 499, None),
             ("read", 501, None),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cpkit import MemoryCheckpointer
+from cpkit import CheckpointData, MemoryCheckpointer
 from cpkit.sessions import SessionLog
 from tests.sessions.spy import RangeSpy, Spy
 from tests.sessions.talk import texts, user
@@ -31,10 +32,11 @@ class Counted(dict[str, Any]):
 class CountingSpy(RangeSpy):
     """A spy that returns counting entries."""
 
-    async def read(
+    async def load_range(
         self, thread_id: str, start: int = 0, stop: int | None = None
-    ) -> list[Any]:
-        return [Counted(line) for line in await super().read(thread_id, start, stop)]
+    ) -> CheckpointData[Any] | None:
+        data = await super().load_range(thread_id, start, stop)
+        return data and replace(data, messages=[*map(Counted, data.messages)])
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ async def test_opening_is_one_read_and_one_pass(
         await fill(store, session_id, COUNT)
         spy = CountingSpy(store)
         await SessionLog.open(spy, session_id)
-        assert spy.calls == [("read", 0, None)]
+        assert spy.calls == [("load_range", 0, None)]
         # Type three times or four, message, id and parent once each. The parser makes
         # about twenty objects for each entry, so this is less than half of a load.
         assert looks.looks < 8 * COUNT

@@ -169,7 +169,7 @@ async def test_a_refused_append_is_not_retried(session_id: str) -> None:
             await log.append_message(user("one"))
 
         assert not caught.value.maybe_applied
-        assert [call[0] for call in spy.calls] == ["read", "append"]
+        assert [call[0] for call in spy.calls] == ["load_range", "append"]
         await log.append_message(user("one"))
         assert log.version == 2
 

@@ -1,0 +1,54 @@
+"""Processes that append to a thread, load it and prune it; see `tests.processes`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cpkit import open_checkpointer
+from cpkit.retention import Retention, prune
+from tests.processes import serve
+
+PAD = "x" * 500
+
+
+async def append_for(url: str, seconds: float) -> int:
+    """Append ten messages at a time, and return the version that this reaches."""
+    version, end = 0, time.monotonic() + seconds
+
+    async with open_checkpointer(url) as cp:
+        while time.monotonic() < end:
+            body: Any = [{"n": version + n, "pad": PAD} for n in range(10)]
+            version = await cp.append("t", body, expected_version=version)
+
+    return version
+
+
+async def load_for(url: str, seconds: float) -> int:
+    """Load the thread and check each message's place; return the most that it had."""
+    most, end, last = 0, time.monotonic() + seconds, 0
+
+    async with open_checkpointer(url) as cp:
+        while time.monotonic() < end:
+            if (data := await cp.load("t")) is not None:
+                places = [one["n"] for one in data.messages]
+                assert places == [*range(data.first, data.version)]
+                assert data.version >= last
+                most, last = max(most, len(places)), data.version
+
+    return most
+
+
+async def prune_for(url: str, seconds: float, left: int) -> int:
+    """Prune the thread to the last messages, and return how many went."""
+    gone, end = 0, time.monotonic() + seconds
+
+    async with open_checkpointer(url) as cp:
+        while time.monotonic() < end:
+            gone += (await prune(cp, Retention(keep_last=left))).cut_messages
+
+    return gone
+
+
+if __name__ == "__main__":
+    serve(append_for, load_for, prune_for)
