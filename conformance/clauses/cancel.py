@@ -13,6 +13,7 @@ from conformance.case import Case, Store
 from conformance.clause import Level, clause
 from conformance.clauses.concurrent import handles
 from conformance.difference import check_equal
+from conformance.failure import Failure
 from conformance.history.interrupt import cancelled_after, cancelled_at
 from conformance.leftovers import Leftovers
 from conformance.operations import (
@@ -170,13 +171,20 @@ async def leaves_nothing_open(case: Case) -> None:
         # What a module keeps of its first use, and an engine until it is used again.
         await _cancel_many(case, first, case.times(EACH))
 
-    leftovers = Leftovers(case.harness)
-    await leftovers.start()
+    # An engine may keep one more for the next handle; a leak grows with each of them.
+    for is_last in (False, True):
+        leftovers = Leftovers(case.harness)
+        await leftovers.start()
 
-    async with case.open() as cp:
-        await _cancel_many(case, cp, case.times(EACH))
+        async with case.open() as cp:
+            await _cancel_many(case, cp, case.times(EACH))
 
-    await leftovers.check()
+        try:
+            await leftovers.check()
+            return
+        except Failure:
+            if is_last:
+                raise
 
 
 @clause("cancel.some-of-many", level=CONCURRENT)
