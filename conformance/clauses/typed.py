@@ -44,6 +44,12 @@ class Forgetful(BaseModel):
     secret: str = Field(default="", exclude=True)
 
 
+class Tagged(BaseModel):
+    """Writes its tags in the order of their table, which a copy has another of."""
+
+    tags: set[int]
+
+
 class Broken(BaseModel):
     """Writes a value that it cannot load."""
 
@@ -166,6 +172,17 @@ async def strict_roundtrip(case: Case) -> None:
 
     async with case.open(message_type=Forgetful) as cp:
         assert await cp.append(case.id(), [Forgetful(text="a", secret="b")]) == 1
+
+    tags = set(range(100))
+
+    for n in {*tags} - {1, 8}:
+        tags.discard(n)  # its table stays large: 1 is before 8, and not in a copy
+
+    message = Tagged(tags={0})
+    message.tags = tags
+
+    async with case.open(message_type=Tagged, strict_roundtrip=True) as strict:
+        assert await strict.append(case.id(), [message]) == 1
 
 
 @clause("typed.misfit-is-told-at-load", "message_type", "handles")

@@ -404,6 +404,33 @@ class ForgetsTypes(Broken):
         return await super().append(thread_id, objects, **options)
 
 
+@breaks("typed.strict-roundtrip", raises="SerializationError")
+class ComparesTheOrderOfSets(Broken):
+    """Refuses a set whose copy is in another order."""
+
+    def __init__(
+        self,
+        *,
+        message_type: Any = dict,
+        strict_roundtrip: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            message_type=message_type, strict_roundtrip=strict_roundtrip, **options
+        )
+        self._type = TypeAdapter[Any](message_type) if strict_roundtrip else None
+
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        for i, one in enumerate(messages if self._type else ()):
+            assert self._type is not None
+            text = self._type.dump_json(one)
+
+            if self._type.dump_json(self._type.validate_json(text)) != text:
+                raise SerializationError((i,), "would load differently")
+
+        return await super().append(thread_id, messages, **options)
+
+
 @breaks("typed.comes-back", raises="SerializationError")
 class IgnoresAliases(Broken):
     """Stores the fields of a model under their names in Python."""
