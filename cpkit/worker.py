@@ -294,8 +294,11 @@ class Worker:
         finally:
             stopping.cancel()
             pruning.cancel()
-            await asyncio.wait([pruning])
-            await self._end_jobs()
+
+            try:
+                await self._end_jobs()
+            finally:
+                await asyncio.wait([pruning])
 
     async def run_due(self, *, wait_for_stale: bool = False) -> int:
         """Run the threads that need a run now, and return the number of runs.
