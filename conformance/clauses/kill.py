@@ -114,12 +114,12 @@ WORKERS = 2
 async def every_write_is_whole(case: Case) -> None:
     """After SIGKILL amid every kind of write each is whole, and blocks no other."""
     writes = writes_of(case.cp)
-    half = len(writes) // 2
 
     for _ in range(case.times(1)):
         lasts: list[int | None] = [None] * WORKERS
-        # These end by themselves amid the first half of their writes, and near the end.
-        lasts += [case.random.randint(1, half), case.random.randint(half, len(writes))]
+        # These end by themselves: early, and where only the last writes are open.
+        lasts += [case.random.randint(1, len(writes) - 4)]
+        lasts += [len(writes) - 3, len(writes) - 2]
         tokens = [case.id("p") for _ in lasts]
         jobs = [
             {

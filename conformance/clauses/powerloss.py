@@ -261,7 +261,7 @@ async def kill_at_every_call(case: Case) -> None:
     async with new_store(case) as trial:
         calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
 
-        for moment in trial.moments(calls, trial.states(80), variants=("everything",)):
+        for moment in trial.moments(calls, trial.states(120), variants=("everything",)):
             await trial.check(moment)
 
 

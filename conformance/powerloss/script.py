@@ -308,6 +308,9 @@ def _written(row: Write, name: str, token: str, before: list[Step]) -> list[Step
 
     if row.needs is not None and row.at == "thread" and not version:
         found, version = [steps.append(thread, [{"n": 1}])], 1
+
+    if row.method == "delete_thread":
+        found.append(steps.record_issued(thread, spot.call(2)))
     elif row.at == "gone":
         found = [
             steps.record_issued(spot.gone, spot.call(3)),
