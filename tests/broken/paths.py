@@ -197,7 +197,7 @@ class DeletesInTwoWrites(Disk):
         await super().delete_thread(thread_id, **options)
 
         if forget_keys:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
             await super().delete_thread(thread_id, forget_keys=True)
 
 
