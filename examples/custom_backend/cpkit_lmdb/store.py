@@ -271,7 +271,7 @@ def _apply(tx: lmdb.Transaction, write: Write) -> Outcome:
     return version if isinstance(write, Append) else None
 
 
-def _positions(stored: bytes) -> tuple[int, int]:
+def _positions(stored: bytes | memoryview) -> tuple[int, int]:
     """Return the version and the position of the first message; 0 and 0 for none."""
     return int.from_bytes(stored[:8]), int.from_bytes(stored[8:])
 
