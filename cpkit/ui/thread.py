@@ -10,14 +10,16 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from cpkit.effects.records import effect_of
+from cpkit.effects.requests import request_of
 from cpkit.errors import CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads, ReadsRanges
 from cpkit.records import CallRecord, ThreadInfo
-from cpkit.toolcalls.usage import total_of, usage_of
+from cpkit.toolcalls import open_calls, read_message, total_of, usage_of
 from cpkit.tools.formats import thread_json
 from cpkit.tools.paging import find_thread
 from cpkit.ui.blocks import is_entry
-from cpkit.ui.site import Page, Site, needs, number, wanted
+from cpkit.ui.site import Page, Site, call_data, needs, number, wanted
 from cpkit.ui.timeline import on_a_line, turns_of, usage_data
 from cpkit.ui.waiting import requests_of
 
@@ -59,9 +61,41 @@ async def thread(site: Site, request: Request) -> Page:
             "is_session": any(map(is_entry, messages)),
             "messages": messages,
             "requests": requests,
+            "ledger": await _ledger(site, thread_id, messages),
             "usage": usage_data(total_of(map(usage_of, messages))),
         },
     )
+
+
+async def _ledger(site: Site, thread_id: str, messages: list[Any]) -> dict[str, Any]:
+    """Return what the ledger has of the calls that have no result on the page.
+
+    ``calls`` has the newest attempt by the call's id, and ``verdicts`` the decision, by
+    the tool's name, of requests that no attempt has followed.
+    """
+    readings = ((at, read_message(one)) for at, one in enumerate(messages))
+    ids = {one.call.call_id for one in open_calls(readings)}
+    calls: dict[str, Any] = {}
+    verdicts: dict[str, str] = {}
+
+    if not ids or not isinstance(site.cp, KeepsReceipts):
+        return {"calls": calls, "verdicts": verdicts}
+
+    with suppress(CorruptThread):  # the messages can be shown all the same
+        records: Sequence[CallRecord] = await site.cp.list_calls(thread_id)
+        effects = [(effect_of(one), one) for one in records if not one.erased]
+        ran = {effect.key for effect, _ in effects if effect is not None}
+
+        for effect, record in effects:
+            if effect is not None and effect.tool_call_id in ids:
+                calls[effect.tool_call_id] = call_data(record)
+
+            request = request_of(record)
+
+            if request is not None and request.decision and request.key not in ran:
+                verdicts[request.tool] = request.decision.verdict
+
+    return {"calls": calls, "verdicts": verdicts}
 
 
 async def message(site: Site, request: Request) -> Page:

@@ -42,6 +42,37 @@ async def test_a_conversation_shows_what_it_waits_for(cp: Any, client: Client) -
         assert "waits for a decision" not in page.text
 
 
+async def test_a_call_without_a_result_says_what_the_ledger_knows(
+    cp: Any, client: Client
+) -> None:
+    """That it failed, and how, or that it was decided and no run has followed."""
+    calls = [{"id": f"c{n}", "name": name, "args": {}} for n, name in enumerate("abc")]
+    await cp.append("t", [{"role": "assistant", "content": "", "tool_calls": calls}])
+    ledger = EffectLedger(cp, requires_approval=lambda effect: effect.tool == "b")
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("the server refused <it>")
+
+    with pytest.raises(RuntimeError):
+        await ledger.run("t", "a", {}, fail, tool_call_id="c0")
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run("t", "b", {}, fail, tool_call_id="c1", approval_timeout=0)
+
+    async with client(cp) as http:
+        page = (await http.get("/thread?id=t")).text
+        assert "RuntimeError: the server refused &lt;it&gt;" in page
+        assert page.count("waits for a decision") > 1
+        assert page.count("no result on this page") == 1
+        (request,) = await ledger.pending("t")
+        await ledger.approve(request.key)
+        page = (await http.get("/thread?id=t")).text
+        assert "approved, not run yet" in page
+        data = (await http.get("/thread.json?id=t")).json()["ledger"]
+        assert data["calls"]["c0"]["state"] == "failure"
+        assert data["verdicts"] == {"b": "approved"}
+
+
 async def test_a_run_waits_for_a_request_of_another_thread(
     cp: Any, client: Client
 ) -> None:
