@@ -101,7 +101,7 @@ def _injected(case: Case, fault: str, ranges: list[tuple[int, int]]) -> list[Wri
 async def failed_sync(case: Case) -> None:
     """After EIO of a sync nothing acknowledged is lost, and the handle works again."""
     fault = "?fsync,?fdatasync:error=EIO"
-    await _survives(case, _injected(case, fault, [(2, 4), (5, 9)]))
+    await _survives(case, _injected(case, fault, [(2, 4), (3, 6), (5, 9)]))
 
 
 @clause("faults.failed-write", level=DURABLE, deadline=60)

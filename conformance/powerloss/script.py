@@ -179,7 +179,7 @@ def continued(client: Client, done: int, row: Write, token: str) -> Client:
     The ``token`` is new, and has no dot.
     """
     steps = client.steps[:done]
-    steps += _written(row, client.name, token, steps)
+    steps += _written(row, client.name, token, steps, is_first=True)
     call = ToolCall(f"call {token}", "pay", {}, f"key {token} {client.name}")
     fenced = {"expected_version": _version(client.thread, steps)}
     steps += [
@@ -299,8 +299,13 @@ def _client(
     return Client(name, steps)
 
 
-def _written(row: Write, name: str, token: str, before: list[Step]) -> list[Step]:
-    """Return the step of a kind of write, after steps for what it needs."""
+def _written(
+    row: Write, name: str, token: str, before: list[Step], *, is_first: bool = False
+) -> list[Step]:
+    """Return the step of a kind of write, after steps for what it needs.
+
+    A deletion erases a call, unless it ``is_first`` after a power loss.
+    """
     steps: Any = _Steps()
     spot, thread = _Spot(f"{name}.{token}"), _thread(name)
     version = _version(thread, before)
@@ -309,7 +314,7 @@ def _written(row: Write, name: str, token: str, before: list[Step]) -> list[Step
     if row.needs is not None and row.at == "thread" and not version:
         found, version = [steps.append(thread, [{"n": 1}])], 1
 
-    if row.method == "delete_thread":
+    if row.method == "delete_thread" and not is_first:
         found.append(steps.record_issued(thread, spot.call(2)))
     elif row.at == "gone":
         found = [
