@@ -17,18 +17,20 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
+from cpkit.driver.jsontext import encode_json
 from cpkit.errors import CorruptThread, VersionConflict
+from cpkit.fenced import read_part, read_range
 from cpkit.protocol import (
     ErasesThreads,
     KeepsReceipts,
     ListsThreads,
-    ReadsRanges,
     TrimsThreads,
 )
 from cpkit.records import ThreadInfo
@@ -42,10 +44,10 @@ from cpkit.toolcalls import (
     read_message,
     time_of,
 )
+from cpkit.tools.formats import counted
 from cpkit.tools.paging import INTERNAL, find_thread, gather_limited, thread_pages
 
 __all__ = [
-    "CONVERSATIONS",
     "Pruned",
     "Retention",
     "check_abilities",
@@ -72,8 +74,7 @@ class Retention:
     always stays. Where no message has a role, each begins a turn. Extra and calls stay.
 
     ``prefix`` limits it to threads whose ids start so. Threads of cpkit itself
-    (``cpkit:…``) are deleted only if the prefix names them, and never cut, except the
-    conversations in `CONVERSATIONS`.
+    (``cpkit:…``) are deleted only if the prefix names them, and never cut.
     """
 
     prefix: str = ""
@@ -116,15 +117,12 @@ class Retention:
     @property
     def abilities(self) -> list[type]:
         """The optional protocols that a store needs for it."""
-        needed: list[type] = [ListsThreads, KeepsReceipts]
-        needed += [ErasesThreads] if self.deletes else []
-        return needed + ([TrimsThreads, ReadsRanges] if self.cuts else [])
+        needed: list[type] = [ListsThreads]
+        needed += [KeepsReceipts, ErasesThreads] if self.deletes else []
+        return needed + ([TrimsThreads] if self.cuts else [])
 
 
 _LONGEST = timedelta(days=365_000)
-
-CONVERSATIONS: tuple[str, ...] = ()
-"""Beginnings of the ids of adapters' threads that may be cut like any conversation."""
 
 
 @dataclass
@@ -155,21 +153,17 @@ class Pruned:
         parts = []
 
         if self.threads or not self.cut_threads:
-            messages = _counted(self.messages, "message")
-            parts.append(f"{_counted(self.threads, 'thread')} with {messages}")
+            messages = counted(self.messages, "message")
+            parts.append(f"{counted(self.threads, 'thread')} with {messages}")
 
         if self.cut_threads:
-            threads = _counted(self.cut_threads, "thread")
+            threads = counted(self.cut_threads, "thread")
             parts.append(
-                f"the first {_counted(self.cut_messages, 'message')} of {threads}"
+                f"the first {counted(self.cut_messages, 'message')} of {threads}"
             )
 
         size = "" if self.bytes is None else f" ({self.bytes:,} bytes of JSON)"
         return f"{' and '.join(parts)}{size}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 async def prune(
@@ -188,7 +182,9 @@ async def prune(
     check_abilities(cp, policy)
     now = datetime.now(UTC)
     pass_ = _Pass(cp, policy, now, Pruned(dry_run, bytes=0 if dry_run else None))
-    pass_.in_use = await _threads_in_use(cp)
+
+    if policy.deletes:
+        pass_.in_use = await _threads_in_use(cp)
 
     async for page in thread_pages(cp, prefix=policy.prefix, internal=False):
         await gather_limited(pass_.prune_thread, page)
@@ -234,9 +230,11 @@ class _Pass:
     async def prune_thread(self, info: ThreadInfo) -> None:
         """Delete the thread or cut its messages, if the policy says so."""
         try:
-            if _is_before(info.updated_at, self.now, self.policy.older_than):
+            age, limit = self.now - info.updated_at, self.policy.older_than
+
+            if limit is not None and age > limit:
                 await self._delete(info)
-            elif self.policy.cuts and info.version and _may_be_cut(info.thread_id):
+            elif self.policy.cuts and not info.thread_id.startswith(INTERNAL):
                 await self._cut(info)
         except CorruptThread as exc:
             self.report.damaged.append(str(exc))
@@ -250,8 +248,13 @@ class _Pass:
             report.pending.append(thread_id)
             return
 
+        first = 0
+
+        with suppress(CorruptThread):  # a damaged thread is deleted, too
+            first, _ = await read_part(self.cp, thread_id, 0, 0)
+
         if report.bytes is not None:
-            report.bytes += await self._size(thread_id, 0, info.version)
+            report.bytes += await self._size(thread_id, first, info.version)
         else:
             # A change of extra or a call does not change the version.
             found = await find_thread(self.cp, thread_id)
@@ -270,7 +273,7 @@ class _Pass:
             )
 
         report.threads += 1
-        report.messages += info.version
+        report.messages += info.version - first
 
     async def _is_in_use(self, thread_id: str) -> bool:
         calls = await self.cp.list_calls(thread_id)
@@ -279,28 +282,24 @@ class _Pass:
 
     async def _cut(self, info: ThreadInfo) -> None:
         thread_id, version = info.thread_id, info.version
-        begin = await self.cp.load_range(thread_id, stop=0)
-
-        if begin is None:
-            return
-
-        want = begin.first
+        first, _ = await read_part(self.cp, thread_id, 0, 0)
+        want = first
 
         if self.policy.keep_last is not None:
             want = max(want, version - self.policy.keep_last)
 
         if self.policy.messages_older_than is not None:
             cutoff = self.now - self.policy.messages_older_than
-            want = max(want, await self._first_since(info, begin.first, cutoff))
+            want = max(want, await self._first_since(info, first, cutoff))
 
-        cut = await find_cut(self.cp, thread_id, want, begin.first, version)
+        cut = await find_cut(self.cp, thread_id, want, first, version)
 
-        if cut <= begin.first:
+        if cut == first:
             return
 
         if self.report.bytes is not None:
-            self.report.bytes += await self._size(thread_id, begin.first, cut)
-            gone = cut - begin.first
+            self.report.bytes += await self._size(thread_id, first, cut)
+            gone = cut - first
         else:
             gone = await self.cp.trim(thread_id, cut, expected_version=version)
 
@@ -313,9 +312,9 @@ class _Pass:
 
         for start in range(first, info.version, _CHUNK):
             stop = min(start + _CHUNK, info.version)
-            data = await self.cp.load_range(info.thread_id, start, stop)
+            messages = await read_range(self.cp, info.thread_id, start, stop)
 
-            for position, message in enumerate([] if data is None else data.messages):
+            for position, message in enumerate(messages):
                 time = time_of(_json(message))
 
                 if time is not None and time >= cutoff:
@@ -331,8 +330,9 @@ class _Pass:
         total = 0
 
         for at in range(start, stop, _CHUNK):
-            part = await self.cp.read(thread_id, at, min(at + _CHUNK, stop))
-            total += sum(len(to_json(one)) for one in part)
+            stop_at = min(at + _CHUNK, stop)
+            part = await read_range(self.cp, thread_id, at, stop_at)
+            total += sum(len(encode_json(_json(one), ())) for one in part)
 
         return total
 
@@ -340,14 +340,6 @@ class _Pass:
 def _json(message: Any) -> Any:
     """Return a message as JSON, also that of a handle with a message type."""
     return message if isinstance(message, dict) else to_jsonable_python(message)
-
-
-def _is_before(time: datetime, now: datetime, age: timedelta | None) -> bool:
-    return age is not None and time < now - age
-
-
-def _may_be_cut(thread_id: str) -> bool:
-    return not thread_id.startswith(INTERNAL) or thread_id.startswith(CONVERSATIONS)
 
 
 # Where a thread may be cut
@@ -366,8 +358,8 @@ async def find_cut(cp: Any, thread_id: str, want: int, first: int, version: int)
     """Return the last position up to ``want`` at which a thread may be cut.
 
     That is the begin of a turn, with no call before it whose result comes after it;
-    ``first`` if no position is such. It reads what stays, and back to the begin of its
-    turn.
+    ``first`` if the thread has no such position. It reads what stays, and back to the
+    begin of its turn.
     """
     places: deque[_Place] = deque()
     missing: Counter[str] = Counter()  # results of these ids have no call so far
@@ -375,15 +367,13 @@ async def find_cut(cp: Any, thread_id: str, want: int, first: int, version: int)
 
     while want > first and start > first:
         stop, start = start, max(first, start - _CHUNK)
-        data = await cp.load_range(thread_id, start, stop)
+        messages = await read_range(cp, thread_id, start, stop)
+
+        if len(messages) < stop - start:
+            return first  # another process has cut or deleted the thread
 
         for position in reversed(range(start, stop)):
-            offset = position - (version if data is None else data.first)
-
-            if data is None or offset < 0:
-                return first  # another process has cut or deleted the thread
-
-            place = _place(position, data.messages[offset])
+            place = _place(position, messages[position - start])
             places.appendleft(place)
             missing.update(map(_name, place.reading.results))
             missing.subtract(n for n in map(_name, place.reading.calls) if missing[n])

@@ -280,7 +280,7 @@ class Worker:
         """Watch the store and run threads, until ``stop`` is set."""
         stop = stop or asyncio.Event()
         stopping = asyncio.create_task(stop.wait())
-        pruning = asyncio.create_task(self._prune_every_hour())
+        pruning = asyncio.create_task(self._prune_every_hour(self._retention))
 
         try:
             while not stop.is_set():
@@ -371,19 +371,19 @@ class Worker:
 
             await asyncio.wait(jobs)
 
-    async def _prune_every_hour(self) -> None:
+    async def _prune_every_hour(self, policy: Retention | None) -> None:
         """Apply the policy when no worker did so for an hour; errors are logged.
 
         Two workers may do so at once, which only costs time.
         """
-        while self._retention is not None:
+        while policy is not None:
             try:
-                pause = await self._until_pruning()
+                pause = await self._until_pruning(policy)
 
                 if pause <= 0:
                     now = datetime.now(UTC).isoformat()
-                    await self._cp.save_extra(PRUNING, {self._retention.prefix: now})
-                    log.info("pruned %s", await prune(self._cp, self._retention))
+                    await self._cp.save_extra(PRUNING, {policy.prefix: now})
+                    log.info("pruned %s", await prune(self._cp, policy))
                     pause = _PRUNING_PAUSE
             except Exception:
                 log.warning("could not prune", exc_info=True)
@@ -391,11 +391,10 @@ class Worker:
 
             await asyncio.sleep(pause)
 
-    async def _until_pruning(self) -> float:
+    async def _until_pruning(self, policy: Retention) -> float:
         """Return the seconds until an hour has passed since the last prune."""
-        assert self._retention is not None
         data = await self._cp.load(PRUNING)
-        last = None if data is None else data.extra.get(self._retention.prefix)
+        last = None if data is None else data.extra.get(policy.prefix)
 
         if last is None:
             return 0

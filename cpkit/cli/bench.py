@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import typer
 
-from cpkit.cli.output import counted, print_json, print_table, progress, write
+from cpkit.cli.output import print_json, print_table, progress, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, display_url
 from cpkit.registry import open_checkpointer
@@ -25,6 +25,7 @@ from cpkit.tools.benchmark import (
     interleaved,
     trials,
 )
+from cpkit.tools.formats import counted
 
 __all__ = ["bench"]
 

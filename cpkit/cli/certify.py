@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cpkit.cli.output import counted, stdout, write
+from cpkit.cli.output import stdout, write
 from cpkit.cli.running import Exit, fail
 from cpkit.errors import BackendUnavailable, CheckpointerError
 from cpkit.registry import MissingExtra
+from cpkit.tools.formats import counted
 
 if TYPE_CHECKING:
     from conformance import Outcome, Report, Status

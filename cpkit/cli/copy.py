@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from cpkit.cli.output import counted, print_json, printable, progress, write
+from cpkit.cli.output import print_json, printable, progress, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, destination, display_url, open_store
 from cpkit.protocol import ErasesThreads, ListsThreads, MovesThreads
 from cpkit.tools.copying import CopyReport, ExportFile, Source, copy_store
+from cpkit.tools.formats import counted
 
 __all__ = ["copy"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cpkit.cli.output import counted, print_json, printable, write
+from cpkit.cli.output import print_json, printable, write
 from cpkit.cli.pending import Waiting, all_pending, all_requests, pending_in
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, Store, open_store, store_url
@@ -17,6 +17,7 @@ from cpkit.effects import EffectLedger
 from cpkit.effects.requests import request_of
 from cpkit.lease import this_process
 from cpkit.protocol import KeepsReceipts, ListsThreads
+from cpkit.tools.formats import counted
 
 __all__ = [
     "By",

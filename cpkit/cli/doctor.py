@@ -32,6 +32,7 @@ from cpkit.cli.stores import (
 from cpkit.driver import Limits, StoreInfo
 from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD
 from cpkit.errors import BackendUnavailable, CorruptThread
+from cpkit.fenced import read_part
 from cpkit.protocol import (
     ErasesThreads,
     KeepsReceipts,
@@ -41,7 +42,7 @@ from cpkit.protocol import (
 )
 from cpkit.records import Durability, Survives, ThreadInfo, ToolCall
 from cpkit.registry import GROUP, examine_store, inspect_store
-from cpkit.tools.formats import age, size
+from cpkit.tools.formats import age, counted, size
 from cpkit.tools.paging import thread_pages
 
 __all__ = ["doctor"]
@@ -204,11 +205,9 @@ async def _length(cp: Store, info: ThreadInfo) -> dict[str, Any]:
     """Return how many messages a thread has: fewer than its version if trimmed."""
     first = 0
 
-    with suppress(CorruptThread):  # which the survey has told
-        if supports(cp, ReadsRanges) and (
-            data := await cp.load_range(info.thread_id, 0, 0)
-        ):
-            first = data.first
+    if supports(cp, ReadsRanges):
+        with suppress(CorruptThread):  # which the survey has told
+            first, _ = await read_part(cp, info.thread_id, 0, 0)
 
     return {"thread_id": info.thread_id, "messages": info.version - first}
 
@@ -318,8 +317,9 @@ def _advice(
         if one["messages"] >= _LONG:
             cut = command_line("prune", url, "--prefix", one["thread_id"])
             advice.append(
-                f"thread {one['thread_id']!r} has {one['messages']:,} messages, which "
-                f"each load reads: {cut} --keep-last 1000 --dry-run"
+                f"thread {one['thread_id']!r} has {one['messages']} messages, which "
+                "each load reads; to cut it, and those whose ids begin with its id: "
+                f"{cut} --keep-last 1000 --dry-run"
             )
 
     if report["damaged"] and report["threads"] is None:
@@ -394,7 +394,7 @@ def _print(report: dict[str, Any]) -> None:
         "threads": threads is not None
         and f"{threads}{' or more' if is_bounded else ''}",
         "longest": ", ".join(
-            f"{one['thread_id']} ({one['messages']:,} messages)"
+            f"{one['thread_id']} ({counted(one['messages'], 'message')})"
             for one in report["longest_threads"]
         ),
         "pending": threads is not None

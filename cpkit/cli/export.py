@@ -11,12 +11,13 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import counted, progress, write_json_line
+from cpkit.cli.output import progress, write_json_line
 from cpkit.cli.running import Exit, fail, print_stderr, run
 from cpkit.cli.stores import no_thread, open_store, store_url
 from cpkit.protocol import ListsThreads, MovesThreads
 from cpkit.registry import driver_names
 from cpkit.tools.copying import Problem, export_lines
+from cpkit.tools.formats import counted
 from cpkit.tools.paging import find_thread
 
 __all__ = ["export"]

@@ -23,7 +23,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 __all__ = [
-    "counted",
     "discard_output",
     "one_line",
     "printable",
@@ -194,11 +193,6 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
                 shown.advance(task, count)
 
         yield advance
-
-
-def counted(count: int, noun: str) -> str:
-    """Return the number with the noun, which is plural unless the number is 1."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def printable(text: str) -> str:

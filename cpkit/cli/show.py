@@ -10,7 +10,6 @@ from rich.text import Text
 
 from cpkit.cli.calls import call_rows
 from cpkit.cli.output import (
-    counted,
     one_line,
     print_json,
     print_table,
@@ -24,6 +23,7 @@ from cpkit.protocol import ReadsRanges
 from cpkit.records import CheckpointData
 from cpkit.toolcalls import Call, Result, read_message, read_part, unwrap
 from cpkit.tools.copying.exports import call_as_json
+from cpkit.tools.formats import counted
 
 __all__ = ["Words", "in_short", "show"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from cpkit.cli.output import counted, printable
+from cpkit.cli.output import printable
 from cpkit.cli.running import BadUse, NoStore, NotFound
 from cpkit.errors import InvalidURL
 from cpkit.protocol import (
@@ -26,6 +26,7 @@ from cpkit.protocol import (
     TrimsThreads,
 )
 from cpkit.registry import DEFAULT_URL, inspect_store, open_checkpointer, redacted
+from cpkit.tools.formats import counted
 
 __all__ = [
     "Internal",

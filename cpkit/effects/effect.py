@@ -240,9 +240,9 @@ class Options:
         ``timeout`` bounds the wait for another attempt's result, ``approval_timeout``
         that for a decision; ``"auto"`` is 0 under a worker, outside of handlers, and
         no limit elsewhere. A request expires after ``expires_after``, by default a
-        week, by the store's clock. A holder without
-        a heartbeat for ``stale_after`` is taken over: ``verify`` says whether its
-        effect landed; without ``verify`` the handler runs again.
+        week, by the store's clock. A holder without a heartbeat for ``stale_after`` is
+        taken over: ``verify`` says whether its effect landed; without ``verify`` the
+        handler runs again.
     """
 
     key: Literal["arguments", "call"] = "arguments"

@@ -8,7 +8,7 @@ from typing import Any
 
 from cpkit.records import ThreadInfo
 
-__all__ = ["age", "dollars", "duration", "size", "thread_json", "utc_time"]
+__all__ = ["age", "counted", "dollars", "duration", "size", "thread_json", "utc_time"]
 
 _UNITS = ("kB", "MB", "GB", "TB")
 
@@ -49,6 +49,11 @@ def _span(time: timedelta) -> str:
             return f"{seconds // length} {unit}"
 
     return f"{seconds} s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return the number with the noun, which is plural unless the number is 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def size(count: float) -> str:

@@ -65,7 +65,7 @@ def test_the_longest_threads_are_named(sqlite_url: str) -> None:
         {"thread_id": "short", "messages": 1},
     ]
     out = invoke("doctor", sqlite_url).out
-    assert "longest     long (10,000 messages), cut (1 messages)" in out
+    assert "longest     long (10000 messages), cut (1 message)" in out
     assert "--prefix long --keep-last 1000 --dry-run" in out
 
 

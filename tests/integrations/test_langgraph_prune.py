@@ -149,6 +149,9 @@ async def test_a_prune_that_dies_before_its_trim_is_done_by_the_next() -> None:
         assert (await cp.load(store_thread_id("t"))).first == 0
         assert await state_of(CheckpointSaver(cp)) == written
         assert len([one async for one in CheckpointSaver(cp).alist(CONFIG)]) == 1
+        await CheckpointSaver(cp).aprune(["t"])
+        assert (await cp.load(store_thread_id("t"))).first > 0
+        assert await state_of(CheckpointSaver(cp)) == written
         written = await graph.ainvoke({"log": ["two"]}, CONFIG)
         await CheckpointSaver(cp).aprune(["t"])
         assert (await cp.load(store_thread_id("t"))).first > 0

@@ -64,6 +64,18 @@ async def test_messages_go_by_their_own_time() -> None:
         assert report.cut_messages == 10
 
 
+async def test_what_was_cut_before_is_not_counted_again() -> None:
+    """A message may have half an emoji, which no UTF-8 encodes."""
+    async with open_checkpointer("memory://") as cp:
+        await cp.append("a", [*turns(2), {"role": "user", "content": "\ud83d"}])
+        await cp.trim("a", 4)
+        policy = Retention(older_than=NOTHING)
+        planned = await prune(cp, policy, dry_run=True)
+        assert (planned.threads, planned.messages) == (1, 1)
+        assert planned.bytes
+        assert (await prune(cp, policy)).messages == 1
+
+
 async def test_a_policy_is_limited_by_a_prefix() -> None:
     """Another tenant's threads stay."""
     async with open_checkpointer("memory://") as cp:

@@ -255,6 +255,7 @@ class Checkpoints:
             ]
 
             if not others:
+                await self._threads.trim(thread, view)  # a prune may have died before
                 return
 
             if not isinstance(self._threads.cp, TrimsThreads):
@@ -272,10 +273,10 @@ class Checkpoints:
             left = [
                 [one.record["ns"], one.id] for one in kept if one.position not in wanted
             ]
-            hidden = Draft({"type": "hidden", "checkpoints": left})
+            drafts += [Draft({"type": "hidden", "checkpoints": left})] if left else []
 
             try:
-                await self._threads.begin_again(thread, view, [*drafts, hidden])
+                await self._threads.begin_again(thread, view, drafts)
                 return
             except VersionConflict:
                 if tries == 1:

@@ -204,9 +204,18 @@ class Threads:
         async with thread.lock:
             thread.view = None  # it has what goes
             await append_what_fits(append, records, None)
+            await self._trim(thread.store_id, view.version)
 
-            if isinstance(self.cp, TrimsThreads):
-                await self.cp.trim(thread.store_id, view.version)
+    async def trim(self, thread: Thread, view: View) -> None:
+        """Trim the records of a view that do not count any more, if it has any."""
+        if view.first < view.begin:
+            async with thread.lock:
+                thread.view = None
+                await self._trim(thread.store_id, view.begin)
+
+    async def _trim(self, store_id: str, before: int) -> None:
+        if isinstance(self.cp, TrimsThreads):
+            await self.cp.trim(store_id, before)
 
     async def store_ids(self, method: str) -> AsyncIterator[str]:
         """Yield the store's ids of all LangGraph threads."""
