@@ -26,14 +26,19 @@ from tests.simulation.scenario import MakeLedger, MakeStore, simulate
 from tests.simulation.workers import simulate_worker
 
 ROUNDS = float(os.environ.get("CPKIT_ROUNDS") or 1)
-SEEDS = round(400 * ROUNDS)
+SEEDS = 400
 """Seeds of a normal run: four times as many as the rarest planted bug needs."""
 
-# The long run has 10,000 seeds of effects, 1,600 of leases and 3,200 of workers, in
-# parts: three minutes of one core in all, of which the workers take one.
-LONG = [range(SEEDS * n, SEEDS * (n + 5)) for n in range(1, 25, 5)]
-LONG_LEASES = [range(SEEDS * n, SEEDS * (n + 2)) for n in range(0, 4, 2)]
-LONG_WORKERS = [range(SEEDS * n, SEEDS * (n + 1)) for n in range(8)]
+
+def in_parts(seeds: int) -> list[range]:
+    """Return the seeds of a long run in parts that one test each runs."""
+    return [range(first, first + SEEDS) for first in range(0, seeds, SEEDS)]
+
+
+# `CPKIT_ROUNDS=13 make test-long ARGS=tests/simulation` runs 10,000 of each and more.
+LONG = in_parts(round(2400 * ROUNDS))[1:]
+LONG_LEASES = in_parts(round(800 * ROUNDS))
+LONG_WORKERS = in_parts(round(1600 * ROUNDS))
 
 
 def first_failure(

@@ -15,7 +15,7 @@ from tests.simulation.loop import simulated_loop
 from tests.simulation.watching import READ, Faulty, simulate_watching
 
 SEEDS = round(200 * float(os.environ.get("CPKIT_ROUNDS") or 1))
-LONG = [range(SEEDS * n, SEEDS * (n + 6)) for n in (1, 7)]
+LONG = [range(SEEDS * n, SEEDS * (n + 3)) for n in (1, 4)]
 
 
 @pytest.mark.parametrize(
