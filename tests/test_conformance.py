@@ -125,9 +125,9 @@ LESS = ["linearizable.threads-in-processes", "linearizable.keys-in-processes"]
 
 CLAUSES = [clause for clause in all_clauses() if clause.id not in LESS]
 
-SLOW = {*select(ids=["bounded", "faults", "powerloss"])} - {
-    *select(ids=["bounded.append-calls", "powerloss.acknowledged-survives"])
-}
+SLOW = {
+    *select(ids=["bounded", "faults", "powerloss", "kill.every-write-is-whole"])
+} - {*select(ids=["bounded.append-calls", "powerloss.acknowledged-survives"])}
 """Clauses that take seconds each: only `make test-long` runs them."""
 
 QUICK = [clause for clause in CLAUSES if clause not in SLOW]

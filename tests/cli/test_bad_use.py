@@ -14,6 +14,7 @@ import pytest
 from tests.cli.command import environment, in_store, invoke, run_main
 from tests.cli.stocked import stock
 from tests.stores import fresh_url
+from tests.sweeps import sweep
 
 READING = [
     ["doctor", "{url}"],
@@ -198,7 +199,7 @@ def test_a_folder_that_cannot_be_read_is_not_skipped() -> None:
         assert done.stderr == f"{closed}: Permission denied\n"
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "file"])
+@pytest.mark.parametrize("kind", sweep(["sqlite", "file"], ["sqlite"]))
 def test_missing_permissions_are_reported(tmp_path: Path, kind: str) -> None:
     """The error names the store, or the file that cannot be written."""
     url = fresh_url(kind, tmp_path)

@@ -41,7 +41,10 @@ def urls(tmp_path: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("source", "destination"),
-    [*zip(SHARED, [*SHARED[1:], SHARED[0]], strict=True)],
+    [
+        pytest.param(*pair, marks=pytest.mark.long if n else ())
+        for n, pair in enumerate(zip(SHARED, [*SHARED[1:], SHARED[0]], strict=True))
+    ],
 )
 def test_a_copy_is_exact(tmp_path: Path, source: str, destination: str) -> None:
     """Messages, extra, calls and times are equal, and a second copy writes nothing."""
@@ -536,6 +539,7 @@ def test_the_command_itself_is_killed(tmp_path: Path) -> None:
     assert in_store(dst, size) == 400
 
 
+@pytest.mark.long
 def test_two_copies_at_once(urls: tuple[str, str]) -> None:
     """Both succeed, and the destination has everything once."""
     src, dst = urls

@@ -176,6 +176,7 @@ def test_attempts_of_a_key() -> None:
     )
 
 
+@pytest.mark.long
 def test_the_smallest_part_is_shown() -> None:
     """Only a few operations of a long history without an order are shown."""
     fine = [append("a", 10 * n, 10 * n + 5, "x", n + 1) for n in range(40)]

@@ -494,6 +494,7 @@ PACKED: dict[str, JsonValue] = {
 }
 
 
+@pytest.mark.long
 def test_a_set_is_the_same_argument_in_every_process() -> None:
     """The order of a set differs between processes; the effect must not."""
     code = """

@@ -79,8 +79,8 @@ async def states_of(cp: Store) -> ThreadDump | None:
     return dump
 
 
-@pytest.mark.parametrize("name", sweep(WRITES, ["one line", "a claim"]))
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", sweep(WRITES, ["one line"]))
+@pytest.mark.parametrize("first", sweep([True, False], [False]))
 async def test_a_write_with_holes_or_cut_short_does_not_block_the_thread(
     home: Path, log: Path, name: str, first: bool
 ) -> None:

@@ -6,6 +6,8 @@ import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
 
+import pytest
+
 import cpkit
 from cpkit.errors import CheckpointerError
 from tests.core.test_errors import CONTRACT, drawn_trees
@@ -36,6 +38,7 @@ def test_every_error_of_the_layers_is_drawn() -> None:
     assert len(classes) == len(defined)
 
 
+@pytest.mark.long
 def test_no_module_of_cpkit_loads_the_suite() -> None:
     """``cpkit certify`` imports the suite when the command runs, and not before."""
     modules = [

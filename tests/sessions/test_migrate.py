@@ -128,6 +128,7 @@ def test_migration_keeps_unknown_types_and_fields(lines: list[Entry]) -> None:
         assert new.keys() - old.keys() <= changed
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(lines=linear_sessions())
 def test_the_entries_of_a_grown_file_get_the_same_ids(lines: list[Entry]) -> None:

@@ -125,6 +125,7 @@ def test_a_wait_that_trusts_notifications_is_found(
     assert found.violations == ["no progress"]
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_look_for_dead_runs_is_found() -> None:
     """Their threads have no run, and nothing else calls for one."""
     histories = (simulate_worker(seed, OnlyDecisions) for seed in range(SEEDS // 4))
@@ -148,6 +149,7 @@ def test_a_seed_always_gives_the_same_history() -> None:
         assert histories[0] == histories[1] != histories[2]
 
 
+@pytest.mark.long
 def test_the_seeds_contain_every_kind_of_fault() -> None:
     """The schedules contain crashes, takeovers, denials and cancellations."""
     text = "\n".join(str(simulate(seed)) for seed in range(200))
