@@ -37,14 +37,13 @@ def _empty_stores() -> Iterator[None]:
         LeavesSocketsOpen.left.pop().close()
 
 
+CERTAIN = (Level.CORE, Level.OPTIONAL)
+"""Clauses of these levels find a defect in each run; the others look for a moment."""
+
 FIRST = {broken.clause: broken for broken in reversed(BROKEN)}
 """One broken backend for each clause."""
 
-QUICK = [
-    broken
-    for broken in FIRST.values()
-    if CLAUSES[broken.clause].level in (Level.CORE, Level.OPTIONAL)
-]
+QUICK = [broken for broken in FIRST.values() if CLAUSES[broken.clause].level in CERTAIN]
 """Those that take milliseconds. `make test-long` runs all."""
 
 
@@ -54,14 +53,27 @@ QUICK = [
 def test_a_broken_backend_is_caught(
     broken: Break, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken backend fails the clauses that it is registered for."""
+    """A broken backend fails the clauses that it is registered for.
+
+    A clause that looks for a moment, such as a kill between two writes, may miss it
+    on a busy machine: it has three seeds.
+    """
     monkeypatch.setattr(watch, "PATIENCE", 0.3)
     clause = CLAUSES[broken.clause]
+    tries = 1 if clause.level in CERTAIN else 3
 
     if broken.hangs:
         clause = replace(clause, deadline=SHORT / slowdown())
 
-    outcome = run_clause(clause, broken.make(str(tmp_path)), seed=0)
+    for seed in range(tries):
+        forget_named_stores()
+        folder = tmp_path / f"{seed}"
+        folder.mkdir()
+        outcome = run_clause(clause, broken.make(str(folder)), seed=seed)
+
+        if outcome.status is Status.FAILED:
+            break
+
     assert outcome.status is Status.FAILED
     assert outcome.seen
     assert reason_of(outcome) in ("", broken.raises), outcome.trace
