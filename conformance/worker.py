@@ -22,7 +22,7 @@ from conformance.history.meeting import meet_at_keys, meet_at_threads
 from conformance.history.moments import write_moments
 from conformance.history.op import Op
 from conformance.history.recorder import Recorder
-from conformance.operations import WRITES, Place, prepare, state, writes_of
+from conformance.operations import WRITES, Place, Write, prepare, state, writes_of
 from conformance.parent import lines_from_parent
 from cpkit import ToolCall
 
@@ -36,21 +36,33 @@ def emit(value: Any) -> None:
 
 
 async def every_write(
-    recorder: Recorder, _: Random, token: str, last: int | None
+    recorder: Recorder,
+    _: Random,
+    token: str,
+    last: int | None = None,
+    share: float = 0,
 ) -> None:
-    """Prepare a place for each kind of write, say so, and do all at once.
+    """Prepare a place for each kind of write, do all at once, and die meanwhile.
 
-    The process kills itself when ``last`` writes are done.
+    The process dies when ``last`` writes are done; or after a ``share`` of the time
+    that the same writes take at other places before.
     """
     cp = recorder.cp
-    made = [(one, Place(f"{token}.{n:02}")) for n, one in enumerate(writes_of(cp))]
-    await asyncio.gather(*(prepare(cp, place, one) for one, place in made))
-    emit("prepared")
-    done = 0
+    start, took, done = 0.0, 0.0, 0
 
-    async def do(number: int) -> None:
+    async def make(token: str) -> list[tuple[Write, Place]]:
+        made = [(one, Place(f"{token}.{n:02}")) for n, one in enumerate(writes_of(cp))]
+        await asyncio.gather(*(prepare(cp, place, one) for one, place in made))
+        return made
+
+    if share:
+        rehearsed = await make(f"{token}.r")
+        start = time.perf_counter()
+        await asyncio.gather(*(one.do(cp, place) for one, place in rehearsed))
+        took = time.perf_counter() - start
+
+    async def do(number: int, one: Write, place: Place) -> None:
         nonlocal done
-        one, place = made[number]
         await one.do(cp, place)
         emit(number)
         done += 1
@@ -58,7 +70,15 @@ async def every_write(
         if done == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    await asyncio.gather(*map(do, range(len(made))))
+    made = await make(token)
+
+    if share:
+        # Ends the process as SIGKILL does, and comes in time on a busy machine too.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, took * share)
+
+    await asyncio.gather(*(do(n, *one) for n, one in enumerate(made)))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 USES: dict[str, Any] = {

@@ -137,9 +137,12 @@ class Worker:
 
 @asynccontextmanager
 async def workers(
-    harness: Harness, jobs: list[dict[str, Any]]
+    harness: Harness, jobs: list[dict[str, Any]], *, together: bool = True
 ) -> AsyncIterator[list[Worker]]:
-    """Start a process for each job and release them together; kill them on exit."""
+    """Start a process for each job; kill them on exit.
+
+    They begin ``together``, or each when the caller says `Worker.go`.
+    """
     started: list[Worker] = []
 
     try:
@@ -150,7 +153,7 @@ async def workers(
             for worker in started:
                 await worker.reaches(stage)
 
-        for worker in started:
+        for worker in started if together else ():
             worker.go()
 
         yield started

@@ -106,8 +106,8 @@ async def claims_survive(case: Case) -> None:
             await check_keys(reopened, keys, history)
 
 
-WORKERS = 2
-"""Processes that are killed at different moments of the same writes."""
+SHARES = (0.15, 0.35, 0.55, 0.75)
+"""When processes are killed, as a part of the time that all writes at once take."""
 
 
 @clause("kill.every-write-is-whole", "processes", level=DURABLE, deadline=60)
@@ -116,44 +116,43 @@ async def every_write_is_whole(case: Case) -> None:
     writes = writes_of(case.cp)
 
     for _ in range(case.times(1)):
-        lasts: list[int | None] = [None] * WORKERS
-        # These end by themselves: early, and where only the last writes are open.
-        lasts += [case.random.randint(1, len(writes) - 4)]
-        lasts += [len(writes) - 3, len(writes) - 2]
-        tokens = [case.id("p") for _ in lasts]
+        # The last two end where only a write is open that takes longer than others.
+        kills: list[dict[str, Any]] = [
+            *({"share": share + case.random.random() * 0.2} for share in SHARES),
+            {"last": len(writes) - 3},
+            {"last": len(writes) - 2},
+        ]
+        tokens = [case.id("p") for _ in kills]
         jobs = [
             {
                 "does": "every write",
-                "with": {"token": token, "last": last},
+                "with": {"token": token, **kill},
                 "clients": ["a"],
                 "seed": 1,
             }
-            for token, last in zip(tokens, lasts, strict=True)
+            for token, kill in zip(tokens, kills, strict=True)
         ]
+        done: list[list[Any]] = []
 
-        async with workers(case.harness, jobs) as started:
-            done = await asyncio.gather(
-                *(_killed_amid(case, one, n) for n, one in enumerate(started))
-            )
+        # One after another: a write that waits for another process takes longer.
+        async with workers(case.harness, jobs, together=False) as started:
+            for worker in started:
+                worker.go()
+                done.append(await worker.lines())
 
         async with case.open() as reopened:
             for token, finished in zip(tokens, done, strict=True):
-                for n, write in enumerate(writes):
-                    place = Place(f"{token}.{n:02}")
-                    acknowledged = n in finished
-                    await _check_after_kill(
-                        [case.cp, reopened], write, place, acknowledged
+                await asyncio.gather(
+                    *(
+                        _check_after_kill(
+                            [case.cp, reopened],
+                            write,
+                            Place(f"{token}.{n:02}"),
+                            n in finished,
+                        )
+                        for n, write in enumerate(writes)
                     )
-
-
-async def _killed_amid(case: Case, worker: Worker, number: int) -> list[Any]:
-    """Kill a worker a moment after it began its writes; return which it finished."""
-    while await worker.line() not in ("prepared", None):
-        pass
-
-    await asyncio.sleep(case.random.random() * 0.002 * number)
-    worker.kill()
-    return await worker.lines()
+                )
 
 
 async def _check_after_kill(
