@@ -33,6 +33,7 @@ from conformance.powerloss.script import (
     perform,
     table,
 )
+from conformance.powerloss.trace import Call
 from conformance.powerloss.trial import Moment, Trial
 from cpkit import CallRecord, CheckpointerError, KeepsReceipts, StatesDurability
 from cpkit.records import Survives
@@ -42,6 +43,9 @@ POWERLOSS = Level.POWERLOSS
 NAMES = ["a", "b", "c", "d"]
 SESSIONS = [[0, 1, 2], [3]]
 """Three clients at once, on two handles; then the store is opened again."""
+
+LONE = 3
+"""The client that is alone does each kind of write."""
 
 _MEMORY = "/dev/shm"
 
@@ -128,6 +132,12 @@ def _needs_machine(case: Case) -> None:
         case.skip(f"the store promises {promise}, not {Survives.MACHINE}")
 
 
+async def _recorded(trial: Trial) -> list[Call]:
+    """Record the clients of `SESSIONS`."""
+    job = await trial.job(NAMES, STEPS, SESSIONS, lone=LONE)
+    return await trial.record(job)
+
+
 @clause("powerloss.acknowledged-survives", level=POWERLOSS, deadline=120)
 async def acknowledged_survives(case: Case) -> None:
     """After a power loss everything acknowledged is there, and nothing else in part."""
@@ -135,7 +145,7 @@ async def acknowledged_survives(case: Case) -> None:
     lost = total = 0
 
     async with new_store(case) as trial:
-        calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
+        calls = await _recorded(trial)
 
         for moment in trial.moments(calls, trial.states(200)):
             total += 1
@@ -161,7 +171,7 @@ async def next_write_works(case: Case) -> None:
     _needs_machine(case)
 
     async with new_store(case) as trial:
-        calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
+        calls = await _recorded(trial)
         moments = trial.moments(calls, trial.states(120), variants=("a mixture",))
         found = list(moments)
         torn = [moment for moment in found if moment.state.torn]
@@ -222,7 +232,7 @@ async def second_loss(case: Case) -> None:
     _needs_machine(case)
 
     async with new_store(case) as trial:
-        calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
+        calls = await _recorded(trial)
         moments = list(trial.moments(calls, trial.states(60), variants=("a mixture",)))
         # One that the store has to repair, if there is any.
         torn = [moment for moment in moments if moment.state.torn]
@@ -259,7 +269,7 @@ async def kill_at_every_call(case: Case) -> None:
     _promise(case)
 
     async with new_store(case) as trial:
-        calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
+        calls = await _recorded(trial)
 
         for moment in trial.moments(calls, trial.states(120), variants=("everything",)):
             await trial.check(moment)

@@ -5,7 +5,8 @@ a power loss a thread is as it was after the last acknowledged step, or after th
 that was under way. Clients that share a key have their own threads too.
 
 The clients of a script do every write of `operations.WRITES` between them, each at a
-random place among writes of random sizes.
+random place among writes of random sizes. One client may do all of them alone: where
+clients work at once, the sync of one may cover a write of another that has none.
 """
 
 from __future__ import annotations
@@ -154,19 +155,25 @@ def clients(
     seed: object,
     abilities: list[str],
     shares: bool = False,
+    lone: int | None = None,
 ) -> list[Client]:
     """Return the clients, with ``count`` writes each; the same for the same seed.
 
     What some writes need are steps of their own. Four clients, or all if there are
-    fewer, do each kind of write once between them, as far as ``count`` goes. If it
-    ``shares``, each client claims the same key again and again, and fails.
+    fewer, do each kind of write once between them, as far as ``count`` goes; the one
+    with the number ``lone`` does all kinds. If it ``shares``, each client claims the
+    same key again and again, and fails.
     """
     if shares:
         return [_sharing(name, count, seed) for name in names]
 
     rows, hands = table(abilities), min(_HANDS, len(names))
     Random(f"{seed}").shuffle(rows)
-    dealt = [rows[n % hands :: hands] for n in range(len(names))]
+    dealt = [rows[n % hands :: hands][:count] for n in range(len(names))]
+
+    if lone is not None:
+        dealt[lone] = rows
+
     return [
         _client(name, count, Random(f"{seed} {name}"), abilities, some)
         for name, some in zip(names, dealt, strict=True)
@@ -288,9 +295,9 @@ def _client(
         choices += [trim] * 3
 
     plan: list[Callable[[], list[Step]]] = [
-        partial(written, number, row) for number, row in enumerate(rows[:count])
+        partial(written, number, row) for number, row in enumerate(rows)
     ]
-    plan += random.choices(choices, k=count - len(plan))
+    plan += random.choices(choices, k=max(0, count - len(plan)))
     random.shuffle(plan)
 
     for write in plan:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from conformance.case import Case, Store
@@ -107,18 +108,22 @@ class Trial:
         room: int = 0,
         jumps: Sequence[int] = (),
         shares: bool = False,
+        lone: int | None = None,
     ) -> dict[str, Any]:
         """Add clients with ``count`` steps each, and return the job of a writer.
 
         ``spares`` follow on the same handle until one acknowledges all its steps.
         ``room``: no file can grow larger than the largest by so many bytes, until the
         spares begin. ``jumps``: seconds by which the clock is set before the steps.
-        ``shares``: the clients claim one key.
+        ``shares``: the clients claim one key. ``lone``: the index of the name whose
+        client does each kind of write.
         """
         seed = self.case.random.random()
         first = len(self.clients)
 
-        for client in script.clients(names, count, seed, self.abilities, shares):
+        told = (names, count, seed, self.abilities, shares, lone)
+
+        for client in script.clients(*told):
             self.clients.append(client)
             self.expected.append(await script.expected(client, self.abilities))
 
@@ -135,6 +140,7 @@ class Trial:
             "room": room,
             "jumps": list(jumps),
             "shares": shares,
+            "lone": lone,
         }
 
     async def record(
@@ -168,8 +174,8 @@ class Trial:
     ) -> Iterator[Moment]:
         """Yield up to ``budget`` different states, in the order of their instants.
 
-        First choice is what is synced at each acknowledgement. The others are chosen
-        at random from the instants of all acknowledgements, syncs, names and writes.
+        First choice is what is synced at each acknowledgement. The others are spread
+        over the instants of all acknowledgements, syncs, names and writes.
         ``before`` is what the folder held when the recording began.
         """
         contents = before.state.contents if before else self.contents
@@ -212,6 +218,11 @@ class Trial:
         disk = Disk(str(self.folder), contents)
         first: list[tuple[int, str]] = []
         others: list[tuple[int, str]] = []
+        random = self.case.random
+
+        def add(number: int, some: tuple[str, ...]) -> None:
+            others.extend((number, one) for one in random.sample(some, len(some)))
+
         # What a server does to start is not the store's.
         has_started = not self.is_served
 
@@ -226,7 +237,7 @@ class Trial:
                 continue
 
             if "sync" in changed and not was_synced:
-                others += [(number - 1, variant) for variant in variants]
+                add(number - 1, variants)
 
             if reports(call) and VARIANTS[0] in variants:
                 first.append((number, VARIANTS[0]))
@@ -235,12 +246,11 @@ class Trial:
 
             if not disk.is_synced:
                 rest = variants[-1:] if changed.startswith("write") else variants
-                others += [(number, variant) for variant in rest]
+                add(number, rest)
 
         self._check_explained(disk)
-        random = self.case.random
-        picked = random.sample(first, min(budget // 2, len(first)))
-        picked += random.sample(others, min(budget - len(picked), len(others)))
+        picked = _spread(first, 2 * budget // 3, random)
+        picked += _spread([*dict.fromkeys(others)], budget - len(picked), random)
         chosen: dict[int, list[str]] = {}
 
         for number, variant in picked:
@@ -335,6 +345,18 @@ class Trial:
             steps.append(expected.index(found, least))
 
         return steps
+
+
+def _spread(
+    found: list[tuple[int, str]], count: int, random: Random
+) -> list[tuple[int, str]]:
+    """Return so many of them at equal distances, from a random start on, or all.
+
+    A state that lasts for several instants is then among them.
+    """
+    step = max(1.0, len(found) / count) if count else 0.0
+    start = random.random() * step
+    return [found[int(start + n * step)] for n in range(min(count, len(found)))]
 
 
 def _contents(folder: Path) -> Contents:

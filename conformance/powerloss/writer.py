@@ -136,8 +136,8 @@ async def work(job: dict[str, Any], output: socket.socket) -> None:
         return True
 
     harness = rebuild(job["harness"])
-    told = (job[name] for name in ("names", "count", "seed", "abilities", "shares"))
-    found = clients(*told)
+    told = ("names", "count", "seed", "abilities", "shares", "lone")
+    found = clients(*(job[name] for name in told))
     numbered = dict(enumerate(found, job["first"]))
 
     async with AsyncExitStack() as stack:
