@@ -26,13 +26,17 @@ _TIMEOUT = 40
 
 
 class Report(NamedTuple):
-    """A client's step that was acknowledged, or, with an ``error``, that failed."""
+    """A client's step that was acknowledged, or, with an ``error``, that failed.
+
+    ``again``: it is not the step, but the write that follows one that failed.
+    """
 
     client: int
     step: int
     error: str = ""
     maybe_applied: bool = True
     reason: str = ""
+    again: bool = False
 
 
 def reports(call: Call) -> list[Report]:

@@ -11,7 +11,7 @@ clients work at once, the sync of one may cover a write of another that has none
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -37,6 +37,7 @@ __all__ = [
     "Client",
     "Step",
     "abilities_of",
+    "again",
     "clients",
     "continued",
     "expected",
@@ -195,6 +196,11 @@ def continued(client: Client, done: int, row: Write, token: str) -> Client:
         Step("record_result", (client.thread, call.call_id, "done")),
     ]
     return Client(client.name, steps)
+
+
+def again(failed: Step) -> Step:
+    """Return what a client writes to the same thread after a step that failed."""
+    return Step("append", (failed.thread, [{"token": "again"}]))
 
 
 def _version(thread: str, steps: list[Step]) -> int:
@@ -364,10 +370,12 @@ async def expected(client: Client, abilities: list[str]) -> list[Any]:
     return found
 
 
-async def outcome(client: Client, abilities: list[str]) -> Any:
-    """Return what `observe` must find after the last step."""
+async def outcome(
+    client: Client, abilities: list[str], steps: Sequence[Step] | None = None
+) -> Any:
+    """Return what `observe` must find after the client's last step, or after these."""
     async with MemoryCheckpointer[Any]() as cp:
-        for step in client.steps:
+        for step in client.steps if steps is None else steps:
             await perform(cp, step)
 
         return await observe(cp, client, abilities)

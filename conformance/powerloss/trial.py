@@ -31,22 +31,38 @@ _RECENT = 6
 
 @dataclass
 class Progress:
-    """How many steps of each client are stored: at least, and at most."""
+    """How many steps of each client are stored: at least, and at most.
+
+    ``again`` has the clients that had a step fail, and then wrote to its thread: which
+    step, and whether that write is stored for certain.
+    """
 
     least: list[int]
     most: list[int]
+    again: dict[int, tuple[int, bool]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, count: int) -> Progress:
         return cls([0] * count, [1] * count)
 
     def copy(self) -> Progress:
-        return Progress(list(self.least), list(self.most))
+        return Progress(list(self.least), list(self.most), dict(self.again))
 
     def add(self, report: Report) -> None:
         """Take a report; a step that failed with ``maybe_applied`` may be stored."""
         if report.client < 0:
             return
+
+        if report.again:
+            if report.error and not report.maybe_applied:
+                del self.again[report.client]
+            else:
+                self.again[report.client] = report.step, not report.error
+
+            return
+
+        if report.error:  # the next write begins before it is reported
+            self.again[report.client] = report.step, False
 
         if not report.error:
             self.least[report.client] = report.step
@@ -82,6 +98,7 @@ class Trial:
     contents: Contents = field(default_factory=dict)
     clients: list[script.Client] = field(default_factory=list)
     expected: list[list[Any]] = field(default_factory=list)
+    after: dict[tuple[int, int, int], Any] = field(default_factory=dict)
 
     async def create(self) -> None:
         """Let the server create its data in the empty folder."""
@@ -281,6 +298,7 @@ class Trial:
             return "start the server"
 
         done = "fail at" if report.error else "acknowledge"
+        done += " the write after" if report.again else ""
         return f"{done} step {report.step} of {self.clients[report.client].thread!r}"
 
     async def check(self, moment: Moment) -> None:
@@ -338,13 +356,37 @@ class Trial:
             found = await script.observe(cp, client, self.abilities)
             least, most = progress.least[number], progress.most[number]
             expected = self.expected[number]
+            allowed = expected[least : most + 1]
 
-            if found not in expected[least : most + 1]:
+            if number in progress.again:
+                step, certain = progress.again[number]
+                after = [
+                    await self._again(number, step, done)
+                    for done in range(least, min(most, len(client.steps)) + 1)
+                ]
+
+                if found in after:
+                    steps.append(least)
+                    continue
+
+                allowed = [] if certain else allowed
+
+            if found not in allowed:
                 raise _failure(client, expected, least, most, found, where)
 
             steps.append(expected.index(found, least))
 
         return steps
+
+    async def _again(self, number: int, failed: int, done: int) -> Any:
+        """Return what a client shows that wrote to the thread of a failed step."""
+        key, client = (number, failed, done), self.clients[number]
+
+        if key not in self.after:
+            steps = [*client.steps[:done], script.again(client.steps[failed - 1])]
+            self.after[key] = await script.outcome(client, self.abilities, steps)
+
+        return self.after[key]
 
 
 def _spread(

@@ -64,7 +64,7 @@ def main() -> None:
 async def work(job: dict[str, Any], output: socket.socket) -> None:
     # Imported here, because the job sets sys.path first.
     from conformance.harness import rebuild
-    from conformance.powerloss.script import Client, clients, perform
+    from conformance.powerloss.script import Client, Step, again, clients, perform
     from cpkit import BackendUnavailable
 
     jumps = itertools.cycle(job["jumps"] or [0])
@@ -90,11 +90,23 @@ async def work(job: dict[str, Any], output: socket.socket) -> None:
                 if job["shares"]:
                     raise  # the other clients would wait for this one
 
+                if job["spares"]:
+                    await go_on(cp, number, done, step)
+
                 return False
 
             report(number, done, "", True, at)
 
         return True
+
+    async def go_on(cp: Any, number: int, done: int, step: Step) -> None:
+        """Write to the thread whose write has failed, with the same handle."""
+        try:
+            await perform(cp, again(step))
+        except Exception as exc:
+            report(number, done, *failed(exc), True)
+        else:
+            report(number, done, "", True, "", True)
 
     async def updated_at(cp: Any, thread: str) -> str:
         listed = await cp.list_threads(prefix=thread, limit=1)

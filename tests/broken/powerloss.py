@@ -180,6 +180,21 @@ class SyncsAgain(Synced):
             super()._sync(log)
 
 
+class _Forgetful(set[str]):
+    """A set that keeps nothing."""
+
+    def add(self, path: str) -> None:
+        self.clear()
+
+
+@breaks("powerloss.failed-sync", harness=DiskHarness)
+def appends_behind_a_failed_sync(folder: str, **options: Any) -> Handle[Any]:
+    """The store of files, which writes on where a sync of the thread's log failed."""
+    handle = promising(f"file://{folder}/agent", **options)
+    handle.store._folder.failed = _Forgetful()  # type: ignore[attr-defined]
+    return handle
+
+
 @breaks("powerloss.kill-at-every-call", harness=DiskHarness)
 class WritesAfterTheAnswer(Synced):
     """Promises to survive a kill, and writes each line with the next one."""
