@@ -13,6 +13,7 @@ from conformance.failure import Failure, Skip
 from conformance.harness import Harness
 from cpkit import (
     Checkpointer,
+    ErasesCalls,
     ErasesThreads,
     JsonValue,
     KeepsReceipts,
@@ -34,6 +35,7 @@ class Store(
     KeepsReceipts,
     ErasesThreads,
     TrimsThreads,
+    ErasesCalls,
     MovesThreads,
     WatchesThreads,
     Protocol,

@@ -14,7 +14,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from random import Random
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from conformance.difference import difference
 from conformance.failure import Failure
 from conformance.sample_dumps import made_call, made_dump
 from cpkit import (
+    ErasesCalls,
     ErasesThreads,
     JsonValue,
     KeepsReceipts,
@@ -37,6 +38,8 @@ from cpkit import (
 )
 
 __all__ = [
+    "LATER",
+    "QUIET",
     "READS",
     "VERSION",
     "WRITES",
@@ -140,6 +143,12 @@ def _write(
 
 
 MORE = [{"n": 3}, {"n": 4}]
+LATER = datetime(9000, 1, 1, tzinfo=UTC)
+"""After the outcome of every call."""
+
+QUIET = {"trim", "erase_calls"}
+"""Methods that are not a change by the agent: updated_at stays, and no watch yields."""
+
 EXTRA: dict[str, JsonValue] = {"a": "changed", "b": [2]}
 
 WRITES = [
@@ -249,6 +258,21 @@ WRITES = [
         lambda cp, at, version: cp.trim(at.thread, 1, expected_version=version),
         "expected_version",
         needs=TrimsThreads,
+    ),
+    _write(
+        "erasure of calls",
+        "erase_calls",
+        lambda cp, at, _: cp.erase_calls(at.thread, LATER),
+        needs=ErasesCalls,
+    ),
+    _write(
+        "erasure of calls at a version",
+        "erase_calls",
+        lambda cp, at, version: cp.erase_calls(
+            at.thread, LATER, expected_version=version
+        ),
+        "expected_version",
+        needs=ErasesCalls,
     ),
     _write(
         "restore",

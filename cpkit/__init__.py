@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cpkit.memory import MemoryCheckpointer
     from cpkit.protocol import (
         Checkpointer,
+        ErasesCalls,
         ErasesThreads,
         FullCheckpointer,
         JsonCheckpointer,
@@ -67,6 +68,7 @@ __all__ = [
     "Closed",
     "CorruptThread",
     "Durability",
+    "ErasesCalls",
     "ErasesThreads",
     "FullCheckpointer",
     "InvalidId",
@@ -119,6 +121,7 @@ _HOMES = {
     "read_range": "cpkit.fenced",
     "MemoryCheckpointer": "cpkit.memory",
     "Checkpointer": "cpkit.protocol",
+    "ErasesCalls": "cpkit.protocol",
     "ErasesThreads": "cpkit.protocol",
     "FullCheckpointer": "cpkit.protocol",
     "JsonCheckpointer": "cpkit.protocol",

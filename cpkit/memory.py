@@ -30,6 +30,7 @@ from cpkit.driver import (
     Decode,
     DriverOptions,
     Erase,
+    EraseCalls,
     FullHandle,
     Heard,
     KeyHeld,
@@ -45,6 +46,7 @@ from cpkit.driver import (
     Write,
     erased_call,
     from_micros,
+    is_erased_by,
     issued_call,
     key_is_held,
     may_have_changed,
@@ -151,7 +153,7 @@ class MemoryStore:
     max_writes = 1
     timeout: float | None = None
     locks_threads = False
-    erases = trims = True
+    erases = trims = erases_calls = True
     one_process = True
 
     def __init__(self, name: str | None = None) -> None:
@@ -252,6 +254,18 @@ class MemoryStore:
                 del thread.bodies[:removed]
                 thread.first += removed
                 return removed
+            case EraseCalls():
+                if write.expected_version not in (None, version):
+                    return Conflict(version)
+
+                calls = [
+                    one for one in thread.calls.values() if is_erased_by(one, write)
+                ]
+
+                for one in calls:
+                    data.put(erased_call(one))
+
+                return len(calls)
             case Restore():
                 if write.thread_id in data.threads:
                     return Conflict(version)

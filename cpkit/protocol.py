@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cpkit.records import (
@@ -50,6 +51,7 @@ from cpkit.records import (
 
 __all__ = [
     "Checkpointer",
+    "ErasesCalls",
     "ErasesThreads",
     "FullCheckpointer",
     "JsonCheckpointer",
@@ -246,6 +248,31 @@ class TrimsThreads(Protocol):
 
 
 @runtime_checkable
+class ErasesCalls(Protocol):
+    """Can erase the content of old calls, and keep what they did on record."""
+
+    async def erase_calls(
+        self,
+        thread_id: str,
+        before: datetime,
+        *,
+        expected_version: int | None = None,
+    ) -> int:
+        """Erase args and results of calls with an outcome from before a time.
+
+        Returns how many calls were erased now. Their records stay, ``erased``, as after
+        ``delete_thread``: ids, tool, status, attempt and times, and each key is held as
+        before. Issued calls keep everything. Messages, extra, version and times of the
+        thread stay. To repeat it is safe. A missing thread is not an error. ``before``
+        is compared with ``resolved_at`` and has a time zone.
+
+        Raises ``VersionConflict``, and erases nothing, unless the thread is at
+        ``expected_version``; a missing thread is at version 0.
+        """
+        ...
+
+
+@runtime_checkable
 class MovesThreads(Protocol):
     """Can carry a thread exactly to another store."""
 
@@ -322,6 +349,7 @@ class FullCheckpointer(
     KeepsReceipts,
     ErasesThreads,
     TrimsThreads,
+    ErasesCalls,
     MovesThreads,
     WatchesThreads,
     StatesDurability,

@@ -44,7 +44,7 @@ Opener = Callable[[], AbstractAsyncContextManager[Checkpointer[MessageT]]]
 Work = Callable[[Checkpointer[MessageT]], Coroutine[Any, Any, T]]
 
 _OPTIONAL = """read load_range list_threads list_calls find_call delete_thread
-    trim dump_thread restore_thread search_threads durability""".split()
+    trim erase_calls dump_thread restore_thread search_threads durability""".split()
 
 
 class SyncCheckpointer(Generic[MessageT]):

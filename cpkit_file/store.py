@@ -91,7 +91,7 @@ class FileStore:
     max_writes = 256
     timeout = None
     locks_threads = True
-    erases = trims = True
+    erases = trims = erases_calls = True
     survives_by_default = Survives.MACHINE
 
     def __init__(self, path: str, options: FileOptions | None = None) -> None:

@@ -18,6 +18,7 @@ from cpkit.driver import (
     Claim,
     Conflict,
     Erase,
+    EraseCalls,
     KeyHeld,
     Merge,
     Outcome,
@@ -28,6 +29,7 @@ from cpkit.driver import (
     Trim,
     Write,
     erased_call,
+    is_erased_by,
     issued_call,
     key_is_held,
     resolved_call,
@@ -57,9 +59,12 @@ def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
         version = log.tail.version
 
         match batch:
-            case [Erase() | Trim() as one] if one.expected_version not in (
-                None,
-                version,
+            case [Erase() | Trim() | EraseCalls() as one] if (
+                one.expected_version
+                not in (
+                    None,
+                    version,
+                )
             ):
                 return [Conflict(version)]
             case [Erase() as write]:
@@ -67,6 +72,8 @@ def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
                 return [None]
             case [Trim() as write]:
                 return [_trim(log, min(write.before, version))]
+            case [EraseCalls() as write]:
+                return [_erase_calls(log, write)]
             case [Restore() as write]:
                 return [_restore(log, write)]
 
@@ -301,6 +308,20 @@ def _trim(log: Locked, before: int) -> int:
         _replace(log, left)
 
     return max(0, before - first)
+
+
+def _erase_calls(log: Locked, write: EraseCalls) -> int:
+    """Erase old calls: put a log in its place that has the others, and all the rest."""
+    old = {one.call_id for one in _calls(log) if is_erased_by(one, write)}
+
+    if old:
+        with log.index.lock:
+            left = log.index.state(log)
+
+        calls = [erased_call(c) if c.call_id in old else c for c in left.calls]
+        _replace(log, left._replace(calls=calls))
+
+    return len(old)
 
 
 def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:

@@ -209,6 +209,27 @@ SELECT coalesce(version, 0), coalesce(first, 0), (SELECT count(*) FROM gone)
 FROM (SELECT) AS one LEFT JOIN seen ON true
 """
 
+# Erases the calls of thread $1 with an outcome from before $2, if the thread is at
+# version $3 (NULL: any). Returns the version, and how many it erased. It locks the
+# thread's row only if there is something to erase.
+ERASE_CALLS = """
+WITH seen AS (
+    SELECT version FROM {schema}.threads AS t
+    WHERE thread_id = $1 AND EXISTS (
+        SELECT FROM {schema}.calls AS c
+        WHERE {calls_of_thread} AND c.resolved_at < $2 AND NOT c.erased)
+    FOR UPDATE OF t
+), erased AS (
+    UPDATE {schema}.calls AS c SET args = '{}', result = NULL, erased = true
+    WHERE {calls_of_thread} AND c.resolved_at < $2 AND NOT c.erased
+        AND (SELECT version FROM seen) = coalesce($3, (SELECT version FROM seen))
+    RETURNING 1
+)
+SELECT coalesce((SELECT version FROM seen),
+    (SELECT version FROM {schema}.threads WHERE thread_id = $1), 0),
+    (SELECT count(*) FROM erased)
+"""
+
 # No claim may come between looking at keys and restoring or forgetting their calls: the
 # number of an attempt would count calls that are gone, or not count restored ones.
 LOCK_CALLS = "LOCK TABLE {schema}.calls IN SHARE ROW EXCLUSIVE MODE"

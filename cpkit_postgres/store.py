@@ -36,6 +36,7 @@ from cpkit.driver import (
     Conflict,
     Decode,
     Erase,
+    EraseCalls,
     Findings,
     Heard,
     KeyHeld,
@@ -98,7 +99,7 @@ class PostgresStore:
     limits = Limits(_MAX_BYTES, _MAX_BYTES)
     max_writes = 256
     locks_threads = False
-    erases = trims = True
+    erases = trims = erases_calls = True
 
     def __init__(self, where: str | Pool, options: PostgresOptions) -> None:
         if isinstance(where, str):
@@ -462,6 +463,14 @@ async def _trim(fetch: Fetch, write: Trim) -> Outcome:
     return 0 if min(write.before, version) <= first else _AGAIN
 
 
+async def _erase_calls(fetch: Fetch, write: EraseCalls) -> Outcome:
+    before = _clamped(write.before)
+    expected = write.expected_version
+    rows = await fetch(queries.ERASE_CALLS, write.thread_id, before, expected)
+    version, erased = rows[0]
+    return erased if expected in (None, version) else Conflict(version)
+
+
 async def _restore(fetch: Fetch, write: Restore) -> Outcome:
     """Restore a thread; the table of calls is locked, that of threads is not."""
     thread_id, calls = write.thread_id, write.calls
@@ -522,5 +531,6 @@ _APPLY: dict[type[Write], Callable[[Fetch, Any], Awaitable[Outcome]]] = {
     Resolve: _resolve,
     Erase: _erase,
     Trim: _trim,
+    EraseCalls: _erase_calls,
     Restore: _restore,
 }

@@ -259,6 +259,32 @@ function operations.trim(thread, before, expected)
   return removed
 end
 
+-- Erase the calls with an outcome from before a time, and return how many.
+function operations.erase_calls(thread, before, expected)
+  local version, erased, limit = version_of(thread), 0, tonumber(before)
+
+  if expected ~= '' and tonumber(expected) ~= version then
+    return {'conflict', version}
+  end
+
+  local calls = call('HGETALL', key_of('c', thread))
+
+  for at = 1, #calls, 2 do
+    local call_id, record = calls[at], calls[at + 1]
+    local fields = parse(record)
+    local ended = tonumber(fields.resolved)
+    local is_erased = string.byte(record, fields.args_at) == 0
+
+    if ended and ended < limit and not is_erased then
+      local kept = string.sub(record, 1, fields.args_at - 1) .. '\0'
+      write('HSET', key_of('c', thread), call_id, kept)
+      erased = erased + 1
+    end
+  end
+
+  return erased
+end
+
 -- Return what does not allow a restored call to have its attempt of its key: all attempts
 -- differ, and all but the newest have failed.
 local function obstacle(fields)
@@ -404,8 +430,8 @@ function operations.create(schema)
 end
 
 local ARGUMENTS = {
-  append = 4, merge = 2, claim = 5, resolve = 4, erase = 3, trim = 3, restore = 7,
-  announce = 0, find = 1, row = 1, list = 4, create = 1,
+  append = 4, merge = 2, claim = 5, resolve = 4, erase = 3, trim = 3, erase_calls = 3,
+  restore = 7, announce = 0, find = 1, row = 1, list = 4, create = 1,
 }
 local outcomes, at = {}, 2
 

@@ -12,6 +12,7 @@ from cpkit.driver import (
     Claim,
     Conflict,
     Erase,
+    EraseCalls,
     KeyHeld,
     Merge,
     Outcome,
@@ -45,6 +46,8 @@ def operation(write: Write) -> list[bytes]:
             return [b"erase", thread, b"%d" % forget, _text(expected)]
         case Trim(_, before, expected):
             return [b"trim", thread, b"%d" % before, _text(expected)]
+        case EraseCalls(_, before, expected):
+            return [b"erase_calls", thread, b"%d" % before, _text(expected)]
         case Restore(_, bodies, items, calls, created, updated, _, first):
             texts = b"".join(
                 b"%b\0%b\0" % (call.call_id.encode(), encode_call(call, sequence))

@@ -112,7 +112,7 @@ class RedisStore:
     client_options: ClassVar[frozenset[str]] = URL_OPTIONS
     max_writes = 256
     locks_threads = False
-    erases = trims = True
+    erases = trims = erases_calls = True
     survives_by_default = Survives.PROCESS
     _in_cluster = False
 

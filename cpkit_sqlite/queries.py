@@ -101,4 +101,5 @@ WHERE thread_id = ? AND call_id = ?
 ERASE_CALLS = """
 UPDATE cpkit_calls SET args = '{}', result = NULL, erased = 1 WHERE thread_id = ?
 """
+ERASE_ENDED_CALLS = f"{ERASE_CALLS} AND resolved_at < ? AND NOT erased"
 DELETE_CALLS = "DELETE FROM cpkit_calls WHERE thread_id = ?"

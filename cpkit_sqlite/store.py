@@ -43,6 +43,7 @@ from cpkit.driver import (
     Decode,
     DriverOptions,
     Erase,
+    EraseCalls,
     Findings,
     Heard,
     KeyHeld,
@@ -106,7 +107,7 @@ class SQLiteStore:
     max_writes = 256
     timeout = None  # a thread cannot be cancelled; busy_timeout limits its waits
     locks_threads = False
-    erases = trims = True
+    erases = trims = erases_calls = True
 
     def __init__(self, path: str, options: SQLiteOptions | None = None) -> None:
         self.name = f"sqlite:///{path}"
@@ -499,6 +500,16 @@ def _trim(db: _DB, write: Trim, now: int, heads: _Heads) -> Outcome:
     return before - first
 
 
+def _erase_calls(db: _DB, write: EraseCalls, now: int, heads: _Heads) -> Outcome:
+    heads.clear()
+    _, version, *_ = _head(db, write.thread_id)
+
+    if write.expected_version not in (None, version):
+        return Conflict(version)
+
+    return db.execute(queries.ERASE_ENDED_CALLS, write[:2]).rowcount
+
+
 def _restore(db: _DB, write: Restore, now: int, heads: _Heads) -> Outcome:
     heads.clear()
     thread_id, created, updated = write.thread_id, write.created_at, write.updated_at
@@ -530,6 +541,7 @@ _APPLY: dict[type[Write], Callable[..., Outcome]] = {
     Resolve: _resolve,
     Erase: _erase,
     Trim: _trim,
+    EraseCalls: _erase_calls,
     Restore: _restore,
 }
 

@@ -13,6 +13,7 @@ from cpkit.driver import (
     Append,
     Claim,
     Erase,
+    EraseCalls,
     FullHandle,
     Merge,
     Resolve,
@@ -73,7 +74,7 @@ def some_write(chance: random.Random) -> Write:
     thread_id = chance.choice(THREADS)
     items = [(b'"%d"' % chance.randrange(3), b"%d" % chance.randrange(99))]
 
-    match chance.choice("aaaammccccrrrreetttRR"):
+    match chance.choice("aaaammccccrrrreetttooRR"):
         case "a":
             bodies = [b'{"n":%d}' % i for i in range(chance.randrange(3))]
             expected = chance.choice((None, None, 0, 1, 2))
@@ -92,6 +93,9 @@ def some_write(chance: random.Random) -> Write:
         case "t":
             expected = chance.choice((None, None, 1, 2, 3))
             return Trim(thread_id, chance.randrange(5), expected)
+        case "o":
+            expected = chance.choice((None, None, 1, 2))
+            return EraseCalls(thread_id, chance.choice((550, 2**60)), expected)
         case _:
             calls = [some_call(chance, thread_id)]
 

@@ -25,6 +25,7 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     erase_fenced,
     move,
     trim,
+    content,
     watch,
     model,
     concurrent,

@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.case import Case, Store, raises
 from conformance.clause import clause
-from conformance.operations import READS, WRITES, Place
+from conformance.operations import LATER, READS, WRITES, Place
 from conformance.sample_dumps import made_dump
 from cpkit import (
     CallRecord,
@@ -59,6 +59,7 @@ def _wrong_calls(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[obje
         "find_call": lambda: cp.find_call(""),
         "delete_thread": lambda: cp.delete_thread(""),
         "trim": lambda: cp.trim("", 0),
+        "erase_calls": lambda: cp.erase_calls("", LATER),
         "dump_thread": lambda: cp.dump_thread(""),
         "restore_thread": lambda: cp.restore_thread(made_dump("")),
     }

@@ -24,7 +24,9 @@ from hypothesis.stateful import (
 from conformance.case import Case, Store
 from conformance.clause import clause
 from conformance.history.script import Script, Step, shortened
+from conformance.operations import LATER
 from cpkit import (
+    ErasesCalls,
     ErasesThreads,
     KeepsReceipts,
     ListsThreads,
@@ -213,6 +215,14 @@ class _Machine(RuleBasedStateMachine):
     def trim(self, thread: str, before: int, expected_version: int | None) -> None:
         self.do("trim", thread, before, expected_version=expected_version)
         self.do("load", thread)
+
+    @precondition(lambda self: isinstance(self.bench.store, ErasesCalls))
+    @rule(thread=_threads, expected_version=st.none() | st.integers(0, 3))
+    def erase_calls(self, thread: str, expected_version: int | None) -> None:
+        self.do("erase_calls", thread, LATER, expected_version=expected_version)
+
+        for key in KEYS:
+            self.do("find_completed", key)
 
     @precondition(lambda self: isinstance(self.bench.store, MovesThreads))
     @rule(thread=_threads)

@@ -516,7 +516,6 @@ async def refuses_invalid_dumps(case: Case) -> None:
         "messages in a mapping": replace(good, messages={}),
         "messages without times": replace(good, created_at=None, updated_at=None),
         "times and nothing else": made_dump(thread, messages=[], extra={}),
-        "times and an erased call": made_dump(thread, erased, messages=[], extra={}),
         "created after its last change": replace(
             good, created_at=UPDATED, updated_at=CREATED
         ),

@@ -13,7 +13,7 @@ from conformance.case import Case, Store, raises
 from conformance.clause import clause
 from conformance.clauses.every_write import places
 from conformance.failure import Failure
-from conformance.operations import Place, Write, writes_of
+from conformance.operations import QUIET, Place, Write, writes_of
 from conformance.sample_ids import invalid_ids, matching_patterns
 from conformance.workers import workers
 from cpkit import (
@@ -124,7 +124,7 @@ async def _all_writes(case: Case) -> dict[str, tuple[Write, Place]]:
     made = [
         one
         for one in await places(case, writes_of(case.cp))
-        if one[0].at != "gone" and one[0].method != "trim"
+        if one[0].at != "gone" and one[0].method not in QUIET
     ]
     return {getattr(place, write.at): (write, place) for write, place in made}
 

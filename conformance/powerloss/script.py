@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 from conformance.case import Store
 from conformance.difference import shown
-from conformance.operations import WRITES, Place, Write
+from conformance.operations import LATER, WRITES, Place, Write
 from cpkit import (
     CallRecord,
+    ErasesCalls,
     ErasesThreads,
     KeepsReceipts,
     MemoryCheckpointer,
@@ -52,6 +53,7 @@ ABILITIES: dict[type, str] = {
     MovesThreads: "move",
     KeepsReceipts: "receipts",
     TrimsThreads: "trim",
+    ErasesCalls: "erase calls",
 }
 
 _RESTORED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -280,6 +282,9 @@ def _client(
     def trim() -> list[Step]:
         return [Step("trim", (thread, random.choice((1, 2, 3, 5, 9, 99))))]
 
+    def erase_calls() -> list[Step]:
+        return [Step("erase_calls", (thread, LATER))]
+
     def restore() -> list[Step]:
         messages = [body() for _ in range(3)]
         # Its key is free: all calls of the thread were forgotten before.
@@ -299,6 +304,9 @@ def _client(
 
     if "trim" in abilities:
         choices += [trim] * 3
+
+    if "erase calls" in abilities:
+        choices += [erase_calls]
 
     plan: list[Callable[[], list[Step]]] = [
         partial(written, number, row) for number, row in enumerate(rows)
@@ -329,6 +337,12 @@ def _written(
 
     if row.method == "delete_thread" and not is_first:
         found.append(steps.record_issued(thread, spot.call(2)))
+    elif row.method == "erase_calls":
+        call = spot.call(2)
+        found += [
+            steps.record_issued(thread, call),
+            steps.record_result(thread, call.call_id, {"paid": 2}),
+        ]
     elif row.at == "gone":
         found = [
             steps.record_issued(spot.gone, spot.call(3)),

@@ -16,6 +16,7 @@ from cpkit.cli.running import BadUse, NoStore, NotFound
 from cpkit.errors import InvalidURL
 from cpkit.protocol import (
     Checkpointer,
+    ErasesCalls,
     ErasesThreads,
     KeepsReceipts,
     ListsThreads,
@@ -76,6 +77,7 @@ _ABILITIES: dict[type, str] = {
     SearchesThreads: "search messages",
     ErasesThreads: "delete threads",
     TrimsThreads: "trim threads",
+    ErasesCalls: "erase the content of calls",
     MovesThreads: "dump and restore threads",
 }
 
@@ -87,6 +89,7 @@ class Store(
     KeepsReceipts,
     ErasesThreads,
     TrimsThreads,
+    ErasesCalls,
     MovesThreads,
     StatesDurability,
     Protocol,

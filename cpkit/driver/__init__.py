@@ -44,6 +44,7 @@ from cpkit.driver.writes import Append as Append
 from cpkit.driver.writes import Claim as Claim
 from cpkit.driver.writes import Conflict as Conflict
 from cpkit.driver.writes import Erase as Erase
+from cpkit.driver.writes import EraseCalls as EraseCalls
 from cpkit.driver.writes import KeyHeld as KeyHeld
 from cpkit.driver.writes import Merge as Merge
 from cpkit.driver.writes import Outcome as Outcome
@@ -56,6 +57,7 @@ from cpkit.driver.writes import StoreFailure as StoreFailure
 from cpkit.driver.writes import Trim as Trim
 from cpkit.driver.writes import Write as Write
 from cpkit.driver.writes import erased_call as erased_call
+from cpkit.driver.writes import is_erased_by as is_erased_by
 from cpkit.driver.writes import issued_call as issued_call
 from cpkit.driver.writes import key_is_held as key_is_held
 from cpkit.driver.writes import may_have_changed as may_have_changed

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
-from cpkit.driver.codec import check_fence, check_version
+from cpkit.driver.codec import check_fence, check_version, to_micros
 from cpkit.driver.dumps import decode_dump, encode_dump
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page
@@ -19,7 +20,7 @@ from cpkit.driver.store import (
     StoresReceipts,
     StoresThreadLists,
 )
-from cpkit.driver.writes import Erase, Trim
+from cpkit.driver.writes import Erase, EraseCalls, Trim
 from cpkit.errors import PayloadTooLarge
 from cpkit.records import CallRecord, ThreadDump, ThreadInfo
 
@@ -81,6 +82,21 @@ class _Trims(Handle[MessageT]):
         return removed
 
 
+class _ErasesCalls(Handle[MessageT]):
+    async def erase_calls(
+        self,
+        thread_id: str,
+        before: datetime,
+        *,
+        expected_version: int | None = None,
+    ) -> int:
+        self._check()
+        thread_id = check_id("thread_id", thread_id)
+        write = EraseCalls(thread_id, to_micros(before), check_fence(expected_version))
+        erased: int = await self._commits.run(write)
+        return erased
+
+
 class _Moves(Handle[MessageT]):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
         self._check()
@@ -119,6 +135,7 @@ class FullHandle(
     _Receipts[MessageT],
     _Erases[MessageT],
     _Trims[MessageT],
+    _ErasesCalls[MessageT],
     _Moves[MessageT],
 ):
     """A handle with the optional protocols that all stores of cpkit have."""
@@ -152,6 +169,7 @@ def handle_over(
         _Receipts: isinstance(store, StoresReceipts),
         _Erases: store.erases,
         _Trims: getattr(store, "trims", False),
+        _ErasesCalls: getattr(store, "erases_calls", False),
         _Moves: isinstance(store, StoresDumps),
         _Searches: isinstance(store, SearchesMessages),
     }

@@ -68,10 +68,8 @@ def encode_dump(codec: Codec[Any], dump: ThreadDump) -> Restore:
     if created_at is None or updated_at is None:
         if created_at is not updated_at or has_content or not calls:
             raise ValueError("a dump without times has erased calls and nothing else")
-    elif not has_content:
-        raise ValueError(
-            "a dump with times has messages, extra or a call that is not erased"
-        )
+    elif not (has_content or calls):
+        raise ValueError("a dump with times has messages, extra or a call")
     elif created_at > updated_at:
         raise ValueError(
             f"created_at {dump.created_at} is after updated_at {dump.updated_at}"

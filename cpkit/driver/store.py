@@ -107,7 +107,11 @@ class Store(Protocol):
 
     @property
     def erases(self) -> bool:
-        """Whether ``commit`` takes `Erase`. With ``trims = True`` it takes `Trim`."""
+        """Whether ``commit`` takes `Erase`.
+
+        With ``trims = True`` it takes `Trim`, and with ``erases_calls = True`` also
+        `EraseCalls`.
+        """
 
     async def open(self) -> None:
         """Connect, create or migrate what is missing, and check what exists.

@@ -17,6 +17,7 @@ __all__ = [
     "Claim",
     "Conflict",
     "Erase",
+    "EraseCalls",
     "Fate",
     "KeyHeld",
     "Merge",
@@ -30,6 +31,7 @@ __all__ = [
     "Trim",
     "Write",
     "erased_call",
+    "is_erased_by",
     "issued_call",
     "key_is_held",
     "may_have_changed",
@@ -141,6 +143,20 @@ class Trim(NamedTuple):
     size: int = 0
 
 
+class EraseCalls(NamedTuple):
+    """Erase the args and results of calls with an outcome from before a time.
+
+    What stays is as of an `Erase`; so do the version and the thread's times. Issued
+    calls keep everything. Outcome: how many were erased now, 0 for a missing thread, or
+    `Conflict` as of an `Erase`.
+    """
+
+    thread_id: str
+    before: int
+    expected_version: int | None = None
+    size: int = 0
+
+
 class Restore(NamedTuple):
     """Create a thread exactly as it was dumped; ``calls`` are in the order of claims.
 
@@ -161,7 +177,9 @@ class Restore(NamedTuple):
     first: int = 0
 
 
-Write: TypeAlias = Append | Merge | Claim | Resolve | Erase | Trim | Restore
+Write: TypeAlias = (
+    Append | Merge | Claim | Resolve | Erase | Trim | EraseCalls | Restore
+)
 
 
 class Conflict(NamedTuple):
@@ -248,6 +266,12 @@ def resolved_call(call: StoredCall, write: Resolve, now: int) -> StoredCall:
 def erased_call(call: StoredCall) -> StoredCall:
     """Return what stays on record of a call when its thread is deleted."""
     return call._replace(args=b"{}", result=None, erased=True)
+
+
+def is_erased_by(call: StoredCall, write: EraseCalls) -> bool:
+    """Return whether an `EraseCalls` erases a call."""
+    ended_at = call.resolved_at
+    return not call.erased and ended_at is not None and ended_at < write.before
 
 
 def key_is_held(call: StoredCall, others: Sequence[StoredCall]) -> bool:

@@ -41,6 +41,7 @@ PROTOCOLS = {
     "find_call": "KeepsReceipts",
     "delete_thread": "ErasesThreads",
     "trim": "TrimsThreads",
+    "erase_calls": "ErasesCalls",
     "dump_thread": "MovesThreads",
     "restore_thread": "MovesThreads",
     "watch": "WatchesThreads",

@@ -14,6 +14,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     deletions,
     elsewhere,
     erasing,
+    erasing_calls,
     extras,
     fences,
     handles,

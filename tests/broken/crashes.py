@@ -10,6 +10,7 @@ import pickle
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 from uuid import uuid4
@@ -130,6 +131,14 @@ class Disk(Reference):
             self._write(log, ["trim", thread_id, before])
             return removed
 
+    async def erase_calls(
+        self, thread_id: str, before: datetime, **options: Any
+    ) -> int:
+        async with self._turn() as log:
+            erased = await super().erase_calls(thread_id, before, **options)
+            self._write(log, ["erase_calls", thread_id, before.isoformat()])
+            return erased
+
     async def restore_thread(self, dump: ThreadDump) -> None:
         async with self._turn() as log:
             await super().restore_thread(dump)
@@ -221,6 +230,8 @@ class Disk(Reference):
             await super().delete_thread(thread_id, forget_keys=args[0])
         elif kind == "trim":
             await super().trim(thread_id, *args)
+        elif kind == "erase_calls":
+            await super().erase_calls(thread_id, datetime.fromisoformat(args[0]))
         elif kind == "restore_thread":
             await super().restore_thread(pickle.loads(bytes.fromhex(args[0])))
         else:

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Self
 
 from conformance import Harness
@@ -36,7 +37,13 @@ from cpkit import (
     VersionConflict,
     WrongEventLoop,
 )
-from cpkit.driver.codec import Codec, check_same_call, check_version, from_micros
+from cpkit.driver.codec import (
+    Codec,
+    check_same_call,
+    check_version,
+    from_micros,
+    to_micros,
+)
 from cpkit.driver.dumps import decode_dump, encode_dump
 from cpkit.driver.ids import check_id, check_page, span
 from cpkit.driver.writes import StoredCall, StoredDump, key_is_held
@@ -522,6 +529,40 @@ class Reference:
             thread.first += removed
             self._changed(thread_id, "trim")
             return removed
+
+    async def erase_calls(
+        self,
+        thread_id: str,
+        before: datetime,
+        *,
+        expected_version: int | None = None,
+    ) -> int:
+        await self._begin()
+        thread_id = check_id("thread_id", thread_id)
+        limit = to_micros(before)
+
+        if expected_version is not None:
+            expected_version = check_version(expected_version)
+
+        with self._store.lock:
+            thread = self._store.threads.get(thread_id) or Thread(0, 0)
+
+            if expected_version not in (None, thread.version):
+                raise VersionConflict(thread_id, expected_version or 0, thread.version)
+
+            old = [
+                call
+                for call in self._store.of_thread(thread_id)
+                if not call.erased and (call.resolved_at or limit) < limit
+            ]
+
+            for call in old:
+                self._store.calls[thread_id, call.call_id] = call._replace(
+                    args=b"{}", result=None, erased=True
+                )
+
+            self._changed(thread_id, "erase_calls")
+            return len(old)
 
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
         await self._begin()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conformance.operations import LATER
 from cpkit import Closed, ToolCall, WrongEventLoop
 from cpkit.driver import FullHandle, lifecycle
 from cpkit.driver.lifecycle import Lifecycle
@@ -28,6 +29,7 @@ METHODS: dict[str, Callable[[FullHandle[Any]], Any]] = {
     "find_call": lambda cp: cp.find_call("k"),
     "delete_thread": lambda cp: cp.delete_thread("t"),
     "trim": lambda cp: cp.trim("t", 0),
+    "erase_calls": lambda cp: cp.erase_calls("t", LATER),
     "dump_thread": lambda cp: cp.dump_thread("t"),
 }
 

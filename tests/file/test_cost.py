@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from conformance.operations import LATER
 from cpkit import ToolCall
 from cpkit_file import FileCheckpointer
 from cpkit_file.lines import SEAL
@@ -31,6 +32,7 @@ OPERATIONS: dict[str, tuple[int, Operation]] = {
     "save_extra": (1, lambda cp: cp.save_extra("t", {"a": 1, "b": 2})),
     "record_issued": (2, lambda cp: cp.record_issued("t", CALL)),
     "record_result": (1, lambda cp: cp.record_result("t", "c", {"ok": True})),
+    "erase_calls": (2, lambda cp: cp.erase_calls("t", LATER)),
     "trim": (2, lambda cp: cp.trim("t", 1)),
     "delete_thread": (2, lambda cp: cp.delete_thread("t")),
     "load": (0, lambda cp: cp.load("new")),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from conformance.operations import LATER
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_file import FileCheckpointer
 from cpkit_file.schema import register_name
@@ -27,6 +28,7 @@ USES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
     "save_extra": lambda cp: cp.save_extra("t", {"a": 1}),
     "record_issued": lambda cp: cp.record_issued("t", CALL),
     "record_result": lambda cp: cp.record_result("t", "c", 1),
+    "erase_calls": lambda cp: cp.erase_calls("t", LATER),
     "trim": lambda cp: cp.trim("t", 1),
     "delete_thread": lambda cp: cp.delete_thread("t"),
     "load": lambda cp: cp.load("t"),

@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from conformance.operations import LATER
 from cpkit import ToolCall, VersionConflict
 from cpkit.driver import Append, Merge, Write
 from cpkit.effects import EffectLedger, EffectTimeout
@@ -40,6 +41,7 @@ OPERATIONS: dict[str, Operation] = {
     "record_issued": lambda cp, i: cp.record_issued("t", call(i)),
     "replay": lambda cp, i: cp.record_issued("t", call(100)),
     "record_result": lambda cp, i: cp.record_result("t", f"call {200 + i}", i),
+    "erase_calls": lambda cp, i: cp.erase_calls("t", LATER),
     "trim": lambda cp, i: cp.trim("t", i + 1),
     "trim expecting": lambda cp, i: cp.trim("u", i + 1, expected_version=3),
     "delete_thread": lambda cp, i: cp.delete_thread(f"gone {i}"),

@@ -55,6 +55,7 @@ QUERIES = {
     "resolve": (queries.RESOLVE, "'small', 'call 7', 'completed', '{}', 1"),
     "erase": (queries.ERASE, "'small', NULL, false"),
     "forget": (queries.ERASE, "'small', 100, true"),
+    "erase calls": (queries.ERASE_CALLS, "'small', 7, 100"),
     "trim": (queries.TRIM, "'small', 80, NULL"),
     "trim all": (queries.TRIM, "'small', 9007199254740992, 100"),
     "search": (queries.SEARCH, "'small', 'smalm', '{%needle%}', 10"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator
 
+from conformance.operations import LATER
 from cpkit import ToolCall
 from cpkit_redis import RedisCheckpointer
 from tests.redis.proxy import Proxy
@@ -39,6 +40,7 @@ OPERATIONS: dict[str, Operation] = {
     "load_range": lambda cp: cp.load_range("t", 1),
     "dump_thread": lambda cp: cp.dump_thread("t"),
     "append with extra": lambda cp: cp.append("t", [{"n": 1}], extra={"a": 1}),
+    "erase_calls": lambda cp: cp.erase_calls("t", LATER),
     "trim": lambda cp: cp.trim("t", 2),
     "trim expecting": lambda cp: cp.trim("t", 2, expected_version=3),
     "delete_thread": lambda cp: cp.delete_thread("t"),

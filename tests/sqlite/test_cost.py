@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conformance.operations import LATER
 from cpkit import ToolCall
 from cpkit_sqlite import SQLiteCheckpointer, queries
 from tests.sqlite.inside import on, reader, writer
@@ -26,6 +27,7 @@ OPERATIONS: dict[str, Operation] = {
     "record_issued": lambda cp: cp.record_issued("t", CALL),
     "record_result": lambda cp: cp.record_result("t", "c", {"ok": True}),
     "trim": lambda cp: cp.trim("t", 1),
+    "erase_calls": lambda cp: cp.erase_calls("t", LATER),
     "delete_thread": lambda cp: cp.delete_thread("t"),
     "load": lambda cp: cp.load("t"),
     "read": lambda cp: cp.read("t", -1),
@@ -35,7 +37,7 @@ OPERATIONS: dict[str, Operation] = {
     "list_threads": lambda cp: cp.list_threads(prefix="t"),
 }
 CALLS = {"record_issued", "record_result"}
-WRITES = {"append", "save_extra", *CALLS, "trim", "delete_thread"}
+WRITES = {"append", "save_extra", *CALLS, "trim", "erase_calls", "delete_thread"}
 
 
 @pytest.fixture

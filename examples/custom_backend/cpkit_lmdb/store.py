@@ -35,6 +35,7 @@ from cpkit.driver import (
     Conflict,
     Decode,
     DriverOptions,
+    EraseCalls,
     Limits,
     Merge,
     Outcome,
@@ -46,6 +47,8 @@ from cpkit.driver import (
     Trim,
     Write,
     create_folder,
+    erased_call,
+    is_erased_by,
     issued_call,
     resolved_call,
     span,
@@ -86,7 +89,7 @@ class LMDBStore:
     max_writes = 256
     timeout = 10.0  # LMDB itself waits for ever for a writer that is stopped
     locks_threads = False
-    erases, trims = False, True
+    erases, trims, erases_calls = False, True, True
 
     def __init__(self, folder: str, map_size: int) -> None:
         self.name = f"lmdb:{folder}"
@@ -260,6 +263,18 @@ def _apply(tx: lmdb.Transaction, write: Write) -> Outcome:
 
             tx.put(_key(b"t", thread_id), _number(version) + _number(before))
             return before - first
+
+        case EraseCalls():
+            if write.expected_version not in (None, version):
+                return Conflict(version)
+
+            old = [one for one in _calls(tx, thread_id) if is_erased_by(one, write)]
+
+            for call in old:
+                pointer = _key(b"i", thread_id, _hash(call.call_id))
+                tx.put(bytes(tx.get(pointer) or b""), to_json(erased_call(call)))
+
+            return len(old)
 
     # Creates a missing thread.
     tx.put(_key(b"t", thread_id), _number(version) + _number(first))
