@@ -43,7 +43,7 @@ The layers add errors of their own, which the named package exports::
     ├── EffectDenied           cpkit.effects: a person denied the effect
     │   ├── ApprovalExpired    cpkit.effects: no approval came, or was used, in time
     │   └── ApprovalWithdrawn  cpkit.effects: the approval request was withdrawn
-    └── EffectErased           cpkit.effects: the record was erased with its thread
+    └── EffectErased           cpkit.effects: its content was erased
 
 Any other mistake of a caller (a generator instead of a list, a limit of 0, a negative
 ``expected_version``) raises a plain ``TypeError`` or ``ValueError``.

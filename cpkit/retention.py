@@ -28,12 +28,14 @@ from cpkit.driver.jsontext import encode_json
 from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.fenced import read_part, read_range
 from cpkit.protocol import (
+    ErasesCalls,
     ErasesThreads,
     KeepsReceipts,
     ListsThreads,
+    ReadsRanges,
     TrimsThreads,
 )
-from cpkit.records import ThreadInfo
+from cpkit.records import CallRecord, ThreadInfo
 from cpkit.runs import RunList
 from cpkit.toolcalls import (
     Call,
@@ -73,6 +75,10 @@ class Retention:
     message begins a turn, and never between a tool call and its result; the last turn
     always stays. Where no message has a role, each begins a turn. Extra and calls stay.
 
+    ``calls_older_than`` erases args and results of calls that ended so long ago; their
+    keys and status stay. An effect whose result is erased is never run again: it raises
+    ``EffectErased``. A thread with a pending call or an open run keeps all of them.
+
     ``prefix`` limits it to threads whose ids start so. Threads of cpkit itself
     (``cpkit:…``) are deleted only if the prefix names them, and never cut.
     """
@@ -81,11 +87,12 @@ class Retention:
     older_than: timedelta | None = None
     keep_last: int | None = None
     messages_older_than: timedelta | None = None
+    calls_older_than: timedelta | None = None
     forget_keys: bool = False
     with_pending: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("older_than", "messages_older_than"):
+        for name in ("older_than", "messages_older_than", "calls_older_than"):
             value = getattr(self, name)
 
             if value is not None and not isinstance(value, timedelta):
@@ -99,9 +106,10 @@ class Retention:
         ):
             raise ValueError(f"keep_last is a number from 1 on, not {self.keep_last!r}")
 
-        if not (self.deletes or self.cuts):
+        if not (self.deletes or self.cuts or self.erases):
             raise ValueError(
-                "nothing may go: give older_than, keep_last or messages_older_than"
+                "nothing may go: give older_than, keep_last, messages_older_than or "
+                "calls_older_than"
             )
 
     @property
@@ -115,10 +123,16 @@ class Retention:
         return self.keep_last is not None or self.messages_older_than is not None
 
     @property
+    def erases(self) -> bool:
+        """Whether it erases the content of calls."""
+        return self.calls_older_than is not None
+
+    @property
     def abilities(self) -> list[type]:
         """The optional protocols that a store needs for it."""
         needed: list[type] = [ListsThreads]
         needed += [KeepsReceipts, ErasesThreads] if self.deletes else []
+        needed += [KeepsReceipts, ErasesCalls] if self.erases else []
         return needed + ([TrimsThreads] if self.cuts else [])
 
 
@@ -130,9 +144,10 @@ class Pruned:
     """What was forgotten, or with ``dry_run`` what would be, and what was kept.
 
     ``threads`` were deleted with their ``messages``; of ``cut_threads`` the
-    ``cut_messages`` went. ``bytes`` of JSON are counted in a dry run only. ``pending``,
-    ``touched`` and ``damaged`` are ids of threads that were kept: they have a pending
-    call or an open run, were written to meanwhile, or cannot be read (with the reason).
+    ``cut_messages`` went; ``erased_calls`` lost their content. ``bytes`` of JSON are
+    counted in a dry run only. ``pending``, ``touched`` and ``damaged`` are ids of
+    threads that were kept: they have a pending call or an open run, were written to
+    meanwhile, or cannot be read (with the reason).
     """
 
     dry_run: bool
@@ -140,6 +155,7 @@ class Pruned:
     messages: int = 0
     cut_threads: int = 0
     cut_messages: int = 0
+    erased_calls: int = 0
     bytes: int | None = None
     pending: list[str] = field(default_factory=list)
     touched: list[str] = field(default_factory=list)
@@ -147,12 +163,12 @@ class Pruned:
 
     def __bool__(self) -> bool:
         """Whether anything went, or would go."""
-        return bool(self.threads or self.cut_threads)
+        return bool(self.threads or self.cut_threads or self.erased_calls)
 
     def __str__(self) -> str:
         parts = []
 
-        if self.threads or not self.cut_threads:
+        if self.threads or not self:
             messages = counted(self.messages, "message")
             parts.append(f"{counted(self.threads, 'thread')} with {messages}")
 
@@ -161,6 +177,9 @@ class Pruned:
             parts.append(
                 f"the first {counted(self.cut_messages, 'message')} of {threads}"
             )
+
+        if self.erased_calls:
+            parts.append(f"the content of {counted(self.erased_calls, 'call')}")
 
         size = "" if self.bytes is None else f" ({self.bytes:,} bytes of JSON)"
         return f"{' and '.join(parts)}{size}"
@@ -183,7 +202,7 @@ async def prune(
     now = datetime.now(UTC)
     pass_ = _Pass(cp, policy, now, Pruned(dry_run, bytes=0 if dry_run else None))
 
-    if policy.deletes:
+    if policy.deletes or policy.erases:
         pass_.in_use = await _threads_in_use(cp)
 
     async for page in thread_pages(cp, prefix=policy.prefix, internal=False):
@@ -234,8 +253,12 @@ class _Pass:
 
             if limit is not None and age > limit:
                 await self._delete(info)
-            elif self.policy.cuts and not info.thread_id.startswith(INTERNAL):
-                await self._cut(info)
+            elif not info.thread_id.startswith(INTERNAL):
+                if self.policy.erases:
+                    await self._erase_calls(info)
+
+                if self.policy.cuts:
+                    await self._cut(info)
         except CorruptThread as exc:
             self.report.damaged.append(str(exc))
         except VersionConflict:
@@ -274,6 +297,31 @@ class _Pass:
 
         report.threads += 1
         report.messages += info.version - first
+
+    async def _erase_calls(self, info: ThreadInfo) -> None:
+        assert self.policy.calls_older_than is not None
+        thread_id, before = info.thread_id, self.now - self.policy.calls_older_than
+
+        if info.created_at >= before:
+            return
+
+        is_in_use = thread_id in self.in_use or await _has_pending(self.cp, thread_id)
+
+        if not is_in_use and self.report.bytes is None:
+            self.report.erased_calls += await self.cp.erase_calls(
+                thread_id, before, expected_version=info.version
+            )
+            return
+
+        calls: list[CallRecord] = await self.cp.list_calls(thread_id)
+        old = [one for one in calls if _is_old(one, before)]
+
+        if old and is_in_use:
+            self.report.pending.append(thread_id)
+        elif self.report.bytes is not None:
+            self.report.erased_calls += len(old)
+            content = [part for one in old for part in (one.call.args, one.result)]
+            self.report.bytes += sum(len(encode_json(one, ())) for one in content)
 
     async def _is_in_use(self, thread_id: str) -> bool:
         calls = await self.cp.list_calls(thread_id)
@@ -335,6 +383,20 @@ class _Pass:
             total += sum(len(encode_json(_json(one), ())) for one in part)
 
         return total
+
+
+def _is_old(record: CallRecord, before: datetime) -> bool:
+    ended_at = record.resolved_at
+    return not record.erased and ended_at is not None and ended_at < before
+
+
+async def _has_pending(cp: Any, thread_id: str) -> bool:
+    if isinstance(cp, ReadsRanges):
+        data = await cp.load_range(thread_id, stop=0)
+    else:
+        data = await cp.load(thread_id)
+
+    return data is not None and bool(data.pending)
 
 
 def _json(message: Any) -> Any:

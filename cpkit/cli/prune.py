@@ -1,4 +1,4 @@
-"""``cpkit prune``: delete old threads, and cut old messages."""
+"""``cpkit prune``: delete old threads, cut old messages, erase old calls."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cpkit.retention import Pruned, Retention
 from cpkit.retention import prune as prune_store
 
 __all__ = [
+    "CallsOlderThan",
     "KeepLast",
     "MessagesOlderThan",
     "OlderThan",
@@ -53,6 +54,15 @@ MessagesOlderThan = Annotated[
         show_default=False,
     ),
 ]
+CallsOlderThan = Annotated[
+    str | None,
+    typer.Option(
+        "--calls-older-than",
+        help="Erase args and results of calls that ended so long ago; keep their keys.",
+        metavar="TIME",
+        show_default=False,
+    ),
+]
 Prefix = Annotated[
     str | None,
     typer.Option(help="Only threads whose id starts with this text.", metavar="TEXT"),
@@ -83,6 +93,7 @@ def prune(
     url: Url = None,
     keep_last: KeepLast = None,
     messages_older_than: MessagesOlderThan = None,
+    calls_older_than: CallsOlderThan = None,
     prefix: Prefix = None,
     dry_run: DryRun = False,
     forget_keys: ForgetKeys = False,
@@ -90,7 +101,7 @@ def prune(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Delete old threads, and cut old messages.
+    """Delete old threads, cut old messages, erase old calls.
 
     --older-than deletes messages, extra, args and results of threads without a
     write for so long. It keeps the keys of calls, so that no payment is repeated;
@@ -99,6 +110,9 @@ def prune(
 
     --keep-last and --messages-older-than cut the begin of a conversation, between two
     turns; its calls and its extra stay. A message is as old as it says itself.
+
+    --calls-older-than erases what calls were given and what they returned. An effect
+    whose result is erased is never run again.
 
     Internal threads (cpkit:…) are kept unless --prefix names them. A thread that is
     written to during the run is left for the next time.
@@ -113,6 +127,7 @@ def prune(
         older_than,
         keep_last,
         messages_older_than,
+        calls_older_than,
         prefix=prefix or "",
         forget_keys=forget_keys,
         with_pending=with_pending,
@@ -120,7 +135,8 @@ def prune(
 
     if policy is None:
         raise BadUse(
-            "say what may go: --older-than, --keep-last, --messages-older-than"
+            "say what may go: --older-than, --keep-last, --messages-older-than, "
+            "--calls-older-than"
         )
 
     planned = None
@@ -153,23 +169,28 @@ def policy_of(
     older_than: str | None,
     keep_last: int | None,
     messages_older_than: str | None,
+    calls_older_than: str | None,
     *,
     prefix: str,
     forget_keys: bool = False,
     with_pending: bool = False,
 ) -> Retention | None:
     """Return the policy of a command line, or ``None`` if it has none."""
-    if (older_than, keep_last, messages_older_than) == (None, None, None):
+    ages = {
+        "older_than": older_than,
+        "messages_older_than": messages_older_than,
+        "calls_older_than": calls_older_than,
+    }
+    given = {name: duration(age) for name, age in ages.items() if age is not None}
+
+    if not given and keep_last is None:
         return None
 
     try:
         return Retention(
             prefix=prefix,
-            older_than=None if older_than is None else duration(older_than),
             keep_last=keep_last,
-            messages_older_than=None
-            if messages_older_than is None
-            else duration(messages_older_than),
+            **given,
             forget_keys=forget_keys,
             with_pending=with_pending,
         )

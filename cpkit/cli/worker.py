@@ -11,7 +11,13 @@ import typer
 
 from cpkit.cli.loading import load
 from cpkit.cli.output import print_json, printable, write
-from cpkit.cli.prune import KeepLast, MessagesOlderThan, OlderThan, policy_of
+from cpkit.cli.prune import (
+    CallsOlderThan,
+    KeepLast,
+    MessagesOlderThan,
+    OlderThan,
+    policy_of,
+)
 from cpkit.cli.running import BadUse, run
 from cpkit.cli.stores import Json, open_store, split_words
 from cpkit.waiting import check_interval
@@ -70,6 +76,7 @@ def worker(
     older_than: OlderThan = None,
     keep_last: KeepLast = None,
     messages_older_than: MessagesOlderThan = None,
+    calls_older_than: CallsOlderThan = None,
     health: HealthEvery = None,
     json: Json = False,
 ) -> None:
@@ -80,8 +87,9 @@ def worker(
     so any number of workers can share a store. Ends after SIGTERM or Ctrl-C, once the
     runs have ended.
 
-    --older-than, --keep-last and --messages-older-than are those of "cpkit prune":
-    one of the workers applies them once an hour to the threads of its --prefix.
+    --older-than, --keep-last, --messages-older-than and --calls-older-than are those of
+    "cpkit prune": one of the workers applies them once an hour to the threads of its
+    --prefix.
     """
     url, target = split_words(words, "MODULE:AGENT")
 
@@ -91,7 +99,9 @@ def worker(
         except ValueError as exc:
             raise BadUse(str(exc)) from exc
 
-    policy = policy_of(older_than, keep_last, messages_older_than, prefix=prefix)
+    policy = policy_of(
+        older_than, keep_last, messages_older_than, calls_older_than, prefix=prefix
+    )
     agent = load(target)
     # Other libraries say at INFO what they do; watchfiles names each change of a file.
     logging.basicConfig(format="%(name)s: %(message)s")

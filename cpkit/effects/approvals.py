@@ -163,6 +163,9 @@ class Approvals:
                 )
 
             if request.record.erased:
+                if await self._requests.get(effect.key, number + 1) is not None:
+                    continue  # it was asked again after this one
+
                 status = request.record.status
                 raise EffectErased(effect.key, effect.tool, status, "approval")
 

@@ -95,7 +95,8 @@ class Attempts:
         while True:
             record = await self.find(key)
 
-            if record is None or failure_of(record) is None:
+            # The content of a failure may be erased: then it is looked up as well.
+            if record is None or not (record.erased or failure_of(record)):
                 return key, record
 
             again = await self.find(reopen_key(key))
@@ -181,7 +182,7 @@ class Attempts:
                 outcome = Outcome.failure(exc)
                 continue
 
-            if outcome.released or record.erased or not is_released(record):
+            if outcome.released or not is_released(record):
                 return record, outcome
 
             # The new id follows from the old one: a caller that closes again after an

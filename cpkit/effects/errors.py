@@ -8,7 +8,7 @@
     │   ├── ApprovalExpired     no approval came, or was used, in time
     │   └── ApprovalWithdrawn   the request was withdrawn without a decision
     ├── EffectTimeout     a result, or a decision, did not come in time
-    ├── EffectErased      the record was erased with its thread
+    ├── EffectErased      its content was erased
     ├── KeyReused         an idempotency key was used with other arguments
     └── Superseded        another process recorded an outcome for the attempt first
 """
@@ -123,8 +123,8 @@ class EffectErased(_OfEffect, CheckpointerError):
 
     def __str__(self) -> str:
         return (
-            f"{self.tool!r}: the record of the {self.what} ({self.status}) was erased "
-            "with its thread; the effect is not run again"
+            f"{self.tool!r}: the content of the {self.what} ({self.status}) was "
+            "erased, by a deletion or a policy; the effect is not run again"
         )
 
 

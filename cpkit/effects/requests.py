@@ -168,6 +168,7 @@ class Requests:
         undecided request raises ``ValueError``.
         """
         requests = await self.all_of(key)
+        requests = [one for one in requests if not one.record.erased] or requests
 
         if number is not None:
             requests = [one for one in requests if one.number == number]
