@@ -22,6 +22,8 @@ from cpkit.driver.ids import check_id as check_id
 from cpkit.driver.ids import check_page as check_page
 from cpkit.driver.ids import prefix_end as prefix_end
 from cpkit.driver.ids import span as span
+from cpkit.driver.key_value import KeyValueStore as KeyValueStore
+from cpkit.driver.key_value import View as View
 from cpkit.driver.notices import listen_in_thread as listen_in_thread
 from cpkit.driver.store import AnnouncesChanges as AnnouncesChanges
 from cpkit.driver.store import Decode as Decode

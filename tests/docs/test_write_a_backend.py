@@ -1,4 +1,4 @@
-"""The tutorial quotes the example exactly."""
+"""The tutorial quotes the example and the kit exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "write-a-backend.md").read_text()
 EXAMPLE = "\n".join(
     path.read_text()
-    for path in sorted((ROOT / "examples" / "custom_backend").rglob("*"))
+    for path in (
+        ROOT / "cpkit" / "driver" / "key_value.py",
+        *sorted((ROOT / "examples" / "custom_backend").rglob("*")),
+    )
     if path.suffix in (".py", ".toml")
 )
 
