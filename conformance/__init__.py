@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from conformance.nodes import Nodes
     from conformance.report import SUITE_VERSION, Report
     from conformance.runner import Outcome, Status, run_clause
+    from conformance.server import ServerHarness, ServerNodes
     from conformance.testing import ConformanceTests
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
     "Nodes",
     "Outcome",
     "Report",
+    "ServerHarness",
+    "ServerNodes",
     "Skip",
     "Status",
     "URLHarness",
@@ -61,6 +64,7 @@ _MODULES = {
     "nodes": ("Nodes",),
     "report": ("SUITE_VERSION", "Report"),
     "runner": ("Outcome", "Status", "run_clause"),
+    "server": ("ServerHarness", "ServerNodes"),
     "testing": ("ConformanceTests",),
 }
 

@@ -81,8 +81,8 @@ class PgBouncer(ServerProcess):
         config, users = self._folder / "ini", self._folder / "users"
         config.write_text(CONFIG.format(folder=self._folder, **self._fields))
         users.write_text(f'"{self._name}" ""\n')
-        give(config, self._user)
-        give(users, self._user)
+        give(config, self.user)
+        give(users, self.user)
         deadline = time.monotonic() + PATIENCE
 
         if not self._run_server([self._binary, str(config)], self._listens, deadline):

@@ -11,7 +11,6 @@ runs already.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import os
 import shutil
@@ -80,7 +79,7 @@ class PostgresServer(ServerProcess):
         self._retry = retry
         super().__init__("cpkit-postgres-", unprivileged())
         self.data = data or self._folder / "data"
-        self._bin = _binaries(self._user, self._folder)
+        self._bin = _binaries(self.user, self._folder)
 
     @property
     def url(self) -> str:
@@ -106,32 +105,7 @@ class PostgresServer(ServerProcess):
 
     def stop(self) -> None:
         """Shut the server down: clients are cut off, data is written out."""
-        self._end(signal.SIGINT)
-
-    def kill(self) -> None:
-        """Kill every process of the server at once, as a crash does."""
-        if self._process is None:
-            return
-
-        # Stopped first, so that it starts no process while its children are listed.
-        os.kill(self._process.pid, signal.SIGSTOP)
-        children = _children(self._process.pid)
-
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-        self._end(signal.SIGKILL)
-
-        _wait_gone(children)
-
-    def pause(self) -> None:
-        """Stop every process of the server; its sockets stay open and do not answer."""
-        self._signal_all(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        self._signal_all(signal.SIGCONT)
+        self.end(signal.SIGINT)
 
     def standby(self) -> PostgresServer:
         """Return a hot standby of this server, to be started.
@@ -159,20 +133,20 @@ class PostgresServer(ServerProcess):
 
     def own(self, path: Path) -> None:
         """Make the server's user the owner of a file or folder."""
-        give(path, self._user)
+        give(path, self.user)
 
     def _create(self) -> None:
         if self.password is not None:
             secret = self._folder / "password"
             secret.write_text(self.password)
-            give(secret, self._user)
+            give(secret, self.user)
             self._initdb(self.data, "--auth=scram-sha-256", f"--pwfile={secret}")
         else:
             # Copied, because initdb takes most of a second.
             kind = self._encoding, self._wal_segment, self._has_checksums
 
             if kind not in _templates:
-                folder = private_folder("cpkit-postgres-", self._user)
+                folder = private_folder("cpkit-postgres-", self.user)
                 atexit.register(shutil.rmtree, folder, ignore_errors=True)
                 self._initdb(folder / "data", "--auth=trust")
                 _templates[kind] = folder / "data"
@@ -206,7 +180,7 @@ class PostgresServer(ServerProcess):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
-            **switched_to(self._user),
+            **switched_to(self.user),
         )
 
         if done.returncode:
@@ -228,16 +202,6 @@ class PostgresServer(ServerProcess):
 
         command = [str(self._bin / "postgres"), "-D", str(self.data)]
         return self._run_server(command, is_ready, deadline, _environment())
-
-    def _signal_all(self, how: signal.Signals) -> None:
-        assert self._process is not None
-
-        # The server first: once it is stopped, it starts no further process.
-        os.kill(self._process.pid, how)
-
-        for pid in _children(self._process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, how)
 
 
 _shared: list[str] = []
@@ -346,42 +310,3 @@ def _can_run(binary: Path, user: str | None) -> bool:
 def _environment() -> dict[str, str]:
     """Return an environment in which no PG* variable leads astray."""
     return {"LC_ALL": "C", "TZ": "UTC", "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
-
-
-def _children(parent: int) -> list[int]:
-    """Return the processes that a process has started and that still run."""
-    return [pid for pid, ppid in _processes().items() if ppid == parent]
-
-
-def _wait_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + PATIENCE
-
-    while left := _processes().keys() & {*pids}:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"processes {left} of the killed server are still there")
-
-        time.sleep(0.005)
-
-
-def _processes() -> dict[int, int]:
-    """Return every running process and its parent; a dead one unreaped is not running.
-
-    From /proc where there is one: slim containers have no ps.
-    """
-    found = {}
-
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-
-            if state != "Z":
-                found[int(stat.parent.name)] = int(parent)
-
-    if found:
-        return found
-
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, check=True
-    )
-    rows = (line.split() for line in listed.stdout.decode().splitlines())
-    return {int(pid): int(parent) for pid, parent, state in rows if state[0] != "Z"}

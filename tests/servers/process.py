@@ -7,17 +7,14 @@ import contextlib
 import os
 import pwd
 import shutil
-import signal
-import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from conformance.slowdown import slowdown
+from conformance import server as process
+from conformance.server import PATIENCE, free_port, switched_to
 
 __all__ = [
     "PATIENCE",
@@ -30,9 +27,6 @@ __all__ = [
     "switched_to",
     "unprivileged",
 ]
-
-PATIENCE = 30.0 * slowdown()
-"""Seconds for a server to start or stop; a healthy one takes well under one."""
 
 
 class EndsWithBlock:
@@ -57,37 +51,22 @@ class EndsWithBlock:
         raise NotImplementedError
 
 
-class ServerProcess(EndsWithBlock):
-    """A server that runs as ``user``, and ends with the interpreter at the latest."""
+class ServerProcess(process.ServerProcess, EndsWithBlock):
+    """A server that runs as ``user``, and ends with the interpreter at the latest.
 
-    ends_with = signal.SIGKILL
-    """What `close` sends; the data is removed."""
+    `close` sends ``ends_with``; the data is removed.
+    """
 
     def __init__(self, prefix: str, user: str | None = None) -> None:
-        self._user = user
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        super().__init__(user)
         self._folder = private_folder(prefix, user)
         atexit.register(self.close)
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "it does not run"
-        return self._process.pid
 
     @property
     def log(self) -> str:
         """What the server has logged so far."""
         path = self._folder / "log"
         return path.read_text(errors="replace") if path.exists() else ""
-
-    def stop(self) -> None:
-        """Shut the server down."""
-        self._end(signal.SIGTERM)
 
     def restart(self) -> None:
         """Stop and start, on the same data and ports."""
@@ -97,7 +76,7 @@ class ServerProcess(EndsWithBlock):
     def close(self) -> None:
         """End the server and remove its data; idempotent."""
         atexit.unregister(self.close)
-        self._end(self.ends_with)
+        self.end(self.ends_with)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run_server(
@@ -108,56 +87,14 @@ class ServerProcess(EndsWithBlock):
         environment: Mapping[str, str] | None = None,
     ) -> bool:
         """Start the process; return whether it was ready before it ended."""
-        with open(self._folder / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self._folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C is for pytest, which stops the server at its own exit.
-                start_new_session=True,
-                **switched_to(self._user),
-            )
-
-        while self._process.poll() is None and time.monotonic() < deadline:
-            if is_ready():
-                self._guard = _guard(self._process.pid, self._user)
-                return True
-
-            time.sleep(0.005)
-
-        self._end(signal.SIGKILL)
-        return False
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
-            self._guard = None
-
-        if self._process is None:
-            return
-
-        self._process.send_signal(how)
-        self._process.send_signal(signal.SIGCONT)  # a stopped process ends only then
-
-        try:
-            self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-        self._process = None
-
-
-def free_port() -> int:
-    """Return a free port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return self.run(
+            command,
+            is_ready,
+            self._folder,
+            self._folder / "log",
+            deadline=deadline,
+            environment=environment,
+        )
 
 
 def unprivileged() -> str | None:
@@ -172,25 +109,6 @@ def unprivileged() -> str | None:
 
     # plain-words: ignore the name of a user
     raise RuntimeError("root needs a user 'postgres' or 'nobody' to run servers as")
-
-
-def switched_to(user: str | None) -> dict[str, Any]:
-    """Return what makes `subprocess` run a program as the user, and nothing more."""
-    if user is None:
-        return {}
-
-    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
-
-
-def _guard(server: int, user: str | None = None) -> subprocess.Popen[bytes]:
-    """Start what ends the server when this process is killed without a word."""
-    return subprocess.Popen(
-        ["sh", "-c", 'cat; kill -QUIT "$0"', str(server)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        **switched_to(user),
-    )
 
 
 def give(path: Path, user: str | None) -> None:

@@ -15,7 +15,6 @@ import errno
 import hashlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -155,24 +154,6 @@ class RedisServer(ServerProcess):
                 raise RuntimeError(f"Redis does not start:\n{self.log[-4000:]}")
 
             time.sleep(0.05)
-
-    def stop(self) -> None:
-        """Shut the server down; it writes its append-only file first."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill the server at once, as a crash does."""
-        self._end(signal.SIGKILL)
-
-    def pause(self) -> None:
-        """Stop the process: connections stay open, and the server does not answer."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Continue a stopped process."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
     @property
     def log_of_writes(self) -> Path:
