@@ -20,6 +20,7 @@ from cpkit.cli.export import export
 from cpkit.cli.heal import heal
 from cpkit.cli.help import GroupedCommands, PlainCommand
 from cpkit.cli.import_ import import_
+from cpkit.cli.new_backend import new_backend
 from cpkit.cli.output import write
 from cpkit.cli.pending import pending
 from cpkit.cli.prune import prune
@@ -59,6 +60,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     export: "cpkit export sqlite:///agent.db thread-1 --output thread-1.jsonl",
     import_: "cpkit import checkpoints.sqlite sqlite:///agent.db --dry-run",
     prune: "cpkit prune sqlite:///agent.db --older-than 30d --dry-run",
+    new_backend: "cpkit new-backend mariadb --kind server",
     certify: "cpkit certify sqlite:///probe.db --level core",
     bench: "cpkit bench sqlite:///bench.db postgresql://me@localhost/bench --quick",
 }

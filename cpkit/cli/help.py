@@ -14,7 +14,7 @@ GROUPS = {
     "Decide": "pending approve deny withdraw landed not-landed reopen",
     "Run": "runs submit worker recover heal",
     "Move and delete": "copy export import prune",
-    "Check and measure": "certify bench",
+    "Check and measure": "new-backend certify bench",
 }
 """The commands under each heading of ``cpkit --help``."""
 
