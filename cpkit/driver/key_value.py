@@ -30,6 +30,7 @@ from cpkit.driver.writes import (
     Claim,
     Conflict,
     Erase,
+    EraseCalls,
     KeyHeld,
     Merge,
     Outcome,
@@ -41,6 +42,7 @@ from cpkit.driver.writes import (
     Trim,
     Write,
     erased_call,
+    is_erased_by,
     issued_call,
     key_is_held,
     resolved_call,
@@ -189,6 +191,18 @@ class View:
 
                 self._put_thread(thread._replace(first=before))
                 return before - thread.first
+            case EraseCalls():
+                if write.expected_version not in (None, version):
+                    return Conflict(version)
+
+                rows = list(self.rows(b"c" + name))
+                calls = [(place, _stored_call(place, row)) for place, row in rows]
+                old = [one for one in calls if is_erased_by(one[1], write)]
+
+                for place, call in old:
+                    self.put(place, to_json(erased_call(call)))
+
+                return len(old)
             case Restore():
                 return self._restore(write)
 
@@ -396,7 +410,7 @@ class KeyValueStore(ABC):
     max_writes = 256
     timeout: float | None = None
     locks_threads = False
-    erases = trims = True
+    erases = trims = erases_calls = True
 
     name: str
 
