@@ -163,6 +163,7 @@ class GroupCommit:
                 del waiting[: len(batch)]
                 writes = [queued.write for queued in batch]
                 outcomes: Outcomes
+                is_refused = False
 
                 try:
                     on_stuck = partial(self._fail, queue, batch)
@@ -176,11 +177,12 @@ class GroupCommit:
                         )
                 except Exception as exc:
                     outcomes = [exc] * len(batch)
+                    is_refused = self._is_refused(exc)
                 except BaseException:
                     self._answer(batch, [_INTERRUPTED] * len(batch))
                     raise
 
-                if batch[1:] and self._is_refused(outcomes[0]):
+                if is_refused and batch[1:]:
                     for queued in batch:
                         queued.is_alone = True
 
@@ -214,14 +216,14 @@ class GroupCommit:
 
         return batch
 
-    def _is_refused(self, outcome: object) -> bool:
+    def _is_refused(self, failure: Exception) -> bool:
         """Tell whether nothing of a batch was written, maybe because of one write."""
-        if isinstance(outcome, StoreFailure):
+        if isinstance(failure, StoreFailure):
             # A store with a timeout was asked again and again while it was "not sent".
             refused = "rejected", "not sent" if self._calls.timeout is None else ""
-            return outcome.fate in refused
+            return failure.fate in refused
 
-        return isinstance(outcome, CheckpointerError)
+        return isinstance(failure, CheckpointerError)
 
     def _answer(self, batch: list[_Queued], outcomes: Outcomes) -> None:
         """Answer each caller, or those that wait for an abandoned write; only once."""
