@@ -19,6 +19,7 @@
     ├── BackendUnavailable     the store could not be reached; see maybe_applied
     │   look at the store
     ├── CorruptThread          a stored row is not what was written
+    ├── KeyMissing             the keyring cannot open a value that is encrypted
     └── SchemaMismatch         the store has another schema, or is not cpkit's
 
 The layers add errors of their own, which the named package exports::
@@ -67,6 +68,7 @@ __all__ = [
     "CorruptThread",
     "InvalidId",
     "InvalidURL",
+    "KeyMissing",
     "KeyTaken",
     "PayloadTooLarge",
     "SchemaMismatch",
@@ -338,6 +340,26 @@ class CorruptThread(CheckpointerError):
             return f"{self.where} is corrupt: {self.reason}"
 
         return f"thread {self.thread_id!r} is corrupt at {self.where}: {self.reason}"
+
+
+class KeyMissing(CheckpointerError):
+    """The keyring lacks the key of an encrypted value; ``key_id`` names it.
+
+    Nothing was written. Open the store with the keyring that wrote the value.
+    """
+
+    def __init__(self, thread_id: str, where: str, key_id: str, fault: str) -> None:
+        super().__init__(thread_id, where, key_id, fault)
+        self.thread_id = thread_id
+        self.where = where
+        self.key_id = key_id
+        self.fault = fault
+
+    def __str__(self) -> str:
+        return (
+            f"thread {self.thread_id!r}, {self.where}: key {self.key_id!r} "
+            f"{self.fault}; open the store with the keyring that wrote it"
+        )
 
 
 class SchemaMismatch(CheckpointerError):

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import (
     TYPE_CHECKING,
@@ -33,8 +34,16 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from pydantic import ValidationError
 
 from cpkit.driver.abilities import handle_over
-from cpkit.driver.store import DriverOptions, Findings, StoreDriver, StoreInfo
+from cpkit.driver.sealed import SealedStore
+from cpkit.driver.store import (
+    DriverOptions,
+    Findings,
+    Store,
+    StoreDriver,
+    StoreInfo,
+)
 from cpkit.errors import InvalidURL
+from cpkit.keyring import Keyring
 from cpkit.protocol import Checkpointer, FullCheckpointer, JsonCheckpointer
 
 if TYPE_CHECKING:
@@ -110,7 +119,11 @@ def open_checkpointer(
     url: str | None = None, **options: Any
 ) -> AbstractAsyncContextManager[JsonCheckpointer]: ...
 def open_checkpointer(
-    url: str | None = None, *, message_type: Any = dict, **options: Any
+    url: str | None = None,
+    *,
+    message_type: Any = dict,
+    keyring: Keyring | str | os.PathLike[str] | None = None,
+    **options: Any,
 ) -> AbstractAsyncContextManager[Any]:
     """Return a context manager that opens the store behind a URL.
 
@@ -122,20 +135,40 @@ def open_checkpointer(
     Options stand in the URL's query or are given by keyword; they are checked now, the
     store is connected to, created and migrated when the context is entered.
 
-    Raises ``InvalidURL`` for an unknown scheme, a driver that is not installed, and an
-    unknown, ill-typed or contradictory option. Entering raises ``BackendUnavailable``
+    With a ``keyring`` every value is encrypted (``docs/privacy.md``). It is a
+    `cpkit.keyring.Keyring`, the path of one, or ``env:NAME`` for a variable that has
+    one. Without it ``CPKIT_KEYRING`` counts, which is such a text.
+
+    Raises ``InvalidURL`` for an unknown scheme, a driver that is not installed, an
+    unknown, ill-typed or contradictory option, and a keyring that cannot be read.
+    Entering raises ``BackendUnavailable``
     or ``SchemaMismatch``.
     """
     parsed = _parse(url, options)
+    ring = keyring or os.environ.get("CPKIT_KEYRING") or None
 
     if hasattr(parsed.driver, "commit"):
         store = cast("type[StoreDriver]", parsed.driver).from_url(*parsed[:2])
+
+        if ring is not None:
+            store = _sealed(store, ring)
+
         return handle_over(store, message_type=message_type, options=parsed.options)
+
+    if ring is not None:
+        raise InvalidURL(f"{redacted(parsed.url)!r}: this driver takes no keyring")
 
     driver = cast("type[Driver]", parsed.driver)
     return driver.from_url(
         parsed.url, message_type=message_type, options=parsed.options
     )
+
+
+def _sealed(store: Store, keyring: Keyring | str | os.PathLike[str]) -> Store:
+    with needs_extra("a keyring", "privacy"):
+        import_module("cryptography")
+
+    return SealedStore(store, keyring)
 
 
 async def inspect_store(url: str) -> StoreInfo | None:

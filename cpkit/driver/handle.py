@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any, Generic, NoReturn, Self, TypeVar
 
@@ -23,14 +23,17 @@ from cpkit.driver.metrics import Metrics, provided_meter
 from cpkit.driver.store import DriverOptions, Limits, Store
 from cpkit.driver.store_calls import StoreCalls
 from cpkit.driver.watching import Watching
-from cpkit.driver.writes import StoredCall
-from cpkit.errors import UnknownCall
+from cpkit.driver.writes import Append, StoredCall
+from cpkit.errors import BackendUnavailable, UnknownCall, VersionConflict
 from cpkit.records import CallRecord, CheckpointData, Durability, JsonValue, ToolCall
 
 __all__ = ["Handle"]
 
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
+
+# How often an append to a sealed store is tried; each time another writer came first.
+_TRIES = 1_000
 
 _ENTER = "write 'async with open_checkpointer(...) as cp:', and use cp inside"
 
@@ -134,8 +137,26 @@ class Handle(Generic[MessageT]):
     ) -> int:
         self._check()
         write = self._codec.append(thread_id, messages, expected_version, extra)
-        version: int = await self._commits.run(write)
+
+        try:
+            version: int = await self._commits.run(write)
+        except VersionConflict:
+            if expected_version is not None:
+                raise
+
+            return await self._append_again(write)
+
         return version
+
+    async def _append_again(self, write: Append) -> int:
+        """Append to a sealed store, which was wrong about the version of the thread."""
+        for _ in range(_TRIES):
+            with suppress(VersionConflict):
+                version: int = await self._commits.run(write)
+                return version
+
+        reason = f"other writers appended to the thread first, {_TRIES} times"
+        raise BackendUnavailable(self.store.name, reason)
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         self._check()

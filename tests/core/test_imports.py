@@ -30,7 +30,7 @@ DESIGNED = """
 MODULES = """
     canonical driver.codec driver.dumps driver.group_commit driver.handle driver.ids
     driver.jsontext driver.lifecycle driver.store_calls driver.writes errors
-    fenced memory messages protocol records registry
+    driver.sealed fenced keyring memory messages protocol records registry
 """.split()
 
 PYDANTIC = {"pydantic", "pydantic_core"}

@@ -1,0 +1,1 @@
+"""Encryption: what is bound to what, keyrings, and what stays readable."""

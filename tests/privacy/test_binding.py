@@ -1,0 +1,187 @@
+"""A value that is changed, moved or exchanged in the raw file is found."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import CorruptThread
+from tests.privacy.raw import fill, opened, ring, rows, run
+
+SWAP = "UPDATE {0} SET {1} = (SELECT {1} FROM {0} WHERE {2}) WHERE {3}"
+MESSAGE = "cpkit_messages", "body"
+EXTRA = "cpkit_extra", "value"
+FIRST = "thread_number = 1 AND key = "
+
+# What an attacker does to thread t, whose twin has the same content.
+ATTACKS = {
+    "message moved": SWAP.format(*MESSAGE, "key = (1 << 32)", "key = (1 << 32) + 1"),
+    "message of the twin": SWAP.format(*MESSAGE, "key = (2 << 32)", "key = (1 << 32)"),
+    "message became extra": "UPDATE cpkit_extra SET value = "
+    f"(SELECT body FROM cpkit_messages) WHERE {FIRST}'\"a\"'",
+    "extra became message": "UPDATE cpkit_messages SET body = "
+    "(SELECT value FROM cpkit_extra) WHERE key = (1 << 32)",
+    "extra moved": SWAP.format(*EXTRA, FIRST + "'\"a\"'", FIRST + "'\"b\"'"),
+    "extra renamed": f"UPDATE cpkit_extra SET key = '\"z\"' WHERE {FIRST}'\"a\"'",
+    "extra of the twin": SWAP.format(
+        *EXTRA, "thread_number = 2 AND key = '\"a\"'", FIRST + "'\"a\"'"
+    ),
+    "args of another call": SWAP.format(
+        "cpkit_calls", "args", "sequence = 2", "sequence = 1"
+    ),
+    "result of another call": SWAP.format(
+        "cpkit_calls", "result", "sequence = 2", "sequence = 1"
+    ),
+    "result became args": "UPDATE cpkit_calls SET args = result WHERE sequence = 1",
+    "another outcome": "UPDATE cpkit_calls SET status = 'failed' WHERE sequence = 1",
+    "another key": "UPDATE cpkit_calls SET idempotency_key = 'k' WHERE sequence = 1",
+    "another tool": "UPDATE cpkit_calls SET tool_name = 'x' WHERE sequence = 1",
+    "another call id": "UPDATE cpkit_calls SET call_id = 'x' WHERE sequence = 1",
+    "another thread id": "UPDATE cpkit_threads SET thread_id = 'u' WHERE number = 1",
+    "threads exchanged": "UPDATE cpkit_messages SET key = key - (1 << 32) "
+    "WHERE key >= (2 << 32) AND NOT EXISTS "
+    "(SELECT 1 FROM cpkit_messages AS m WHERE m.key = cpkit_messages.key - (1 << 32))",
+    "a message left out": "UPDATE cpkit_messages SET key = key - 1 "
+    "WHERE key >= (1 << 32) + 1 AND key < (2 << 32)",
+    "the head of another key": "UPDATE cpkit_messages SET body = "
+    "replace(body, substr(body, 1, instr(body, ',')), (SELECT "
+    "substr(body, 1, instr(body, ',')) FROM cpkit_messages WHERE key = (2 << 32))) "
+    "WHERE key = (1 << 32)",
+}
+BEFORE = {
+    "threads exchanged": "DELETE FROM cpkit_messages WHERE key < (2 << 32)",
+    "a message left out": "DELETE FROM cpkit_messages WHERE key = (1 << 32)",
+}
+
+
+async def read_all(cp: Any) -> None:
+    """Read every value of every thread."""
+    for info in await cp.list_threads():
+        await cp.load(info.thread_id)
+        await cp.list_calls(info.thread_id)
+
+    for key in ("t c1", "k"):
+        await cp.find_call(key)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_a_value_in_another_place_is_found(attack: str, tmp_path: Path) -> None:
+    """Each value opens in its own place only."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+        await fill(cp, "twin")
+
+    if attack in BEFORE:
+        run(tmp_path, BEFORE[attack])
+
+    run(tmp_path, ATTACKS[attack])
+
+    async with opened(tmp_path) as cp:
+        with pytest.raises(CorruptThread):
+            await read_all(cp)
+
+
+async def test_a_message_of_an_ended_life_does_not_move(tmp_path: Path) -> None:
+    """A message of a deleted thread is refused in every other place."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+        [[old]] = rows(tmp_path, "SELECT body FROM cpkit_messages WHERE key=(1 << 32)")
+        await cp.delete_thread("t", forget_keys=True)
+        await fill(cp, "t")
+
+    run(tmp_path, "UPDATE cpkit_messages SET body = ? WHERE key = (1 << 32) + 1", old)
+
+    async with opened(tmp_path) as cp:
+        with pytest.raises(CorruptThread, match="message 1"):
+            await cp.load("t")
+
+
+VALUES = [
+    ("cpkit_messages", "body", "key"),
+    ("cpkit_extra", "value", "key"),
+    ("cpkit_calls", "args", "sequence"),
+    ("cpkit_calls", "result", "sequence"),
+]
+
+
+async def test_each_changed_byte_is_found(tmp_path: Path) -> None:
+    """One byte anywhere in a value: in the head, the text, or what stands around it."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t", "a canary")
+
+    chosen = random.Random(46)
+    place = tmp_path / "a.db"
+    shutil.copy(place, tmp_path / "whole")
+
+    async with opened(tmp_path) as cp:
+        for table, column, key in VALUES:
+            found = rows(tmp_path, f"SELECT {key}, {column} FROM {table}")
+            row, text = found[0]
+            spots = chosen.sample(range(len(text)), 60)
+
+            for spot in [*spots, 0, 1, 2, len(text) - 1, len(text) - 2]:
+                other = chr(chosen.randrange(32, 127))
+                changed = text[:spot] + other + text[spot + 1 :]
+
+                if changed == text:
+                    continue
+
+                run(
+                    tmp_path,
+                    f"UPDATE {table} SET {column}=? WHERE {key}=?",
+                    changed,
+                    row,
+                )
+
+                with pytest.raises(CorruptThread):
+                    await read_all(cp)
+
+            run(tmp_path, f"UPDATE {table} SET {column} = ? WHERE {key} = ?", text, row)
+
+        await read_all(cp)
+
+
+async def test_plain_values_are_refused_where_the_ring_says_so(tmp_path: Path) -> None:
+    """Without ``sealed_only``, an attacker can put readable values into the store."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+
+    run(tmp_path, "UPDATE cpkit_extra SET value = '1' WHERE key = '\"a\"'")
+
+    async with opened(tmp_path) as cp:
+        assert (await cp.load("t")).extra["a"] == 1
+
+    async with opened(tmp_path, ring(sealed_only=True)) as cp:
+        with pytest.raises(CorruptThread, match="not encrypted"):
+            await cp.load("t")
+
+
+async def test_a_plain_message_after_a_sealed_one_is_refused(tmp_path: Path) -> None:
+    """A thread is plain from its begin, up to the first value with a keyring."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+
+    run(tmp_path, "UPDATE cpkit_messages SET body = '{}' WHERE key = (1 << 32) + 2")
+
+    async with opened(tmp_path) as cp:
+        with pytest.raises(CorruptThread, match="message 2"):
+            await cp.load("t")
+
+
+async def test_what_the_page_says_is_not_found(tmp_path: Path) -> None:
+    """An older state of a thread, or of a key of extra, opens: it was written there."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+        [[old]] = rows(tmp_path, "SELECT value FROM cpkit_extra WHERE key = '\"b\"'")
+        await cp.save_extra("t", {"b": "new"})
+
+    run(tmp_path, "UPDATE cpkit_extra SET value = ? WHERE key = '\"b\"'", old)
+    run(tmp_path, "DELETE FROM cpkit_messages WHERE key = (1 << 32) + 2")
+
+    async with opened(tmp_path) as cp:
+        data = await cp.load("t")
+        assert (data.extra["b"], data.version) == ("", 2)

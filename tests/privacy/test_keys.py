@@ -1,0 +1,319 @@
+"""Keyrings: wrong and missing keys, rotation, threads from before, hashed keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import (
+    CorruptThread,
+    InvalidURL,
+    KeyMissing,
+    MemoryCheckpointer,
+    ToolCall,
+    VersionConflict,
+    open_checkpointer,
+)
+from cpkit.keyring import FileKeyring, LocalKeyring, add_key, keyring_at
+from cpkit.privacy import erase, rewrap
+from tests.privacy.raw import KEYS, fill, opened, ring, rows
+
+CANARY = "a canary that nobody reads"
+KEY_ID = "k1"
+
+
+async def fails(cp: Any, error: type[Exception], match: str) -> None:
+    """Check that each operation on thread t fails, and that a new thread works."""
+    call = ToolCall("c9", "pay", {"x": 1}, "k9")
+    operations: list[Callable[[], Awaitable[Any]]] = [
+        lambda: cp.load("t"),
+        lambda: cp.load_range("t", -1),
+        lambda: cp.append("t", [{"n": 9}]),
+        lambda: cp.append("t", [{"n": 9}], expected_version=3),
+        lambda: cp.save_extra("t", {"z": 9}),
+        lambda: cp.record_issued("t", call),
+        lambda: cp.record_result("t", "c1", 9),
+        lambda: cp.find_completed("t c1"),
+        lambda: cp.list_calls("t"),
+        lambda: cp.dump_thread("t"),
+    ]
+
+    for operation in operations:
+        with pytest.raises(error, match=match) as raised:
+            await operation()
+
+        assert CANARY not in str(raised.value)
+
+
+WRONG = {
+    "missing": ring("k2"),
+    "another key of this id": LocalKeyring({"k1": KEYS["k2"]}, name="test"),
+    "another store": LocalKeyring({"k1": KEYS["k1"]}, name="other"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_a_wrong_keyring_writes_nothing(wrong: str, tmp_path: Path) -> None:
+    """The error names the key's id, for reads and for writes."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t", CANARY)
+
+    tables = "cpkit_threads", "cpkit_messages", "cpkit_extra", "cpkit_calls"
+    before = [rows(tmp_path, f"SELECT * FROM {one}") for one in tables]
+
+    async with opened(tmp_path, WRONG[wrong]) as cp:
+        await fails(cp, KeyMissing, f"'{KEY_ID}'")
+
+    assert [rows(tmp_path, f"SELECT * FROM {one}") for one in tables] == before
+
+    async with opened(tmp_path) as cp:
+        assert len((await cp.load("t")).messages) == 3
+
+
+async def test_no_text_of_a_value_is_in_the_files(tmp_path: Path) -> None:
+    """Not in the file, its log, what an error says, or what a deletion leaves."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t", CANARY)
+        inside = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        await cp.delete_thread("t")
+        inside += b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+    assert b"canary" not in inside
+    assert b"t c1" in inside  # keys are readable
+
+
+async def test_a_thread_from_before_is_encrypted_from_now_on(tmp_path: Path) -> None:
+    """It opens as it is; its new values are sealed, its old ones stay."""
+    async with open_checkpointer(f"sqlite:///{tmp_path}/a.db") as cp:
+        await fill(cp, "t", CANARY)
+
+    async with opened(tmp_path) as cp:
+        await cp.append("t", [{"new": CANARY}], extra={"b": "new"})
+        data = await cp.load("t")
+        assert [one.get("new") for one in data.messages] == [None] * 3 + [CANARY]
+        assert data.extra == {"a": [CANARY], "b": "new"}
+        assert (await cp.find_completed("t c1")).result["paid"] == CANARY
+        seals = await cp.store.examine("t")
+        assert (seals.sealed, seals.plain) == (2, 8)
+
+    [[body]] = rows(tmp_path, "SELECT body FROM cpkit_messages WHERE key % 4 = 3")
+    assert "canary" not in body
+
+
+async def test_an_encrypted_store_without_its_keyring(tmp_path: Path) -> None:
+    """The value is a list for a handle without a keyring, and no message of a user."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t", CANARY)
+
+    async with open_checkpointer(f"sqlite:///{tmp_path}/a.db") as cp:
+        with pytest.raises(CorruptThread, match="not a JSON object"):
+            await cp.load("t")
+
+
+async def test_two_handles_append_without_a_version(tmp_path: Path) -> None:
+    """Each has a version in mind that the other one makes wrong, again and again."""
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        await asyncio.gather(
+            *(cp.append("t", [{"n": n}]) for n in range(40) for cp in (one, two))
+        )
+        data = await one.load("t")
+        assert sorted(message["n"] for message in data.messages) == [
+            n for n in range(40) for _ in "ab"
+        ]
+
+
+async def test_a_thread_that_another_handle_began_again(tmp_path: Path) -> None:
+    """A handle that knows the ended life writes what everyone can read."""
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        await one.append("t", [{"n": 1}])
+        await two.delete_thread("t")
+        await two.append("t", [{"n": 2}])
+        await one.append("t", [{"n": 3}], extra={"x": 1})
+        await two.save_extra("t", {"y": 2})
+
+    async with opened(tmp_path) as cp:
+        data = await cp.load("t")
+        assert ([one["n"] for one in data.messages], data.extra) == (
+            [2, 3],
+            {"x": 1, "y": 2},
+        )
+
+
+async def test_a_fence_still_holds(tmp_path: Path) -> None:
+    """The handle repeats its own guess, and never a version that the caller gave."""
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        await one.append("t", [{}])
+        await two.append("t", [{}])
+
+        with pytest.raises(VersionConflict, match="at version 2, not 1"):
+            await one.append("t", [{}], expected_version=1)
+
+
+async def test_keys_rotate_while_agents_run(tmp_path: Path) -> None:
+    """Rewrapped, a store needs the newest key only; a second run does nothing."""
+    async with opened(tmp_path) as old:
+        await fill(old, "t", CANARY)
+        await old.record_issued("calls", ToolCall("c", "pay", {"x": 1}, "k"))
+
+        async with opened(tmp_path, ring("k1", "k2")) as cp:
+            await fill(cp, "new")
+            await old.append("t", [{"n": 3}])
+            await cp.append("t", [{"n": 4}])
+            done = await rewrap(cp)
+            assert (done.threads, done.rewrapped, done.busy) == (3, 2, [])
+            assert (await rewrap(cp)).rewrapped == 0
+            assert "cpkit:key" not in str(await cp.load("t"))
+            assert "cpkit:key" not in str(await cp.dump_thread("t"))
+
+    async with opened(tmp_path, ring("k2")) as cp:
+        # First of all a read that does not bring the records of the thread.
+        assert (await cp.find_completed("t c1")).result["paid"] == CANARY
+        assert len((await cp.load("t")).messages) == 5
+        [call] = (await cp.load("calls")).pending
+        assert call.call.args == {"x": 1}
+        await cp.append("t", [{"n": 5}])
+        await cp.record_result("calls", "c", {"ok": CANARY})
+
+
+async def test_a_second_rotation_renews_the_records(tmp_path: Path) -> None:
+    """A record has the place of the head that it is for."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+
+    async with opened(tmp_path, ring("k1", "k2")) as cp:
+        await rewrap(cp)
+
+    async with opened(tmp_path, ring("k2", "k1")) as cp:
+        assert (await rewrap(cp)).rewrapped == 0
+
+    keys = {**KEYS, "k3": b"3" * 32}
+    third = LocalKeyring({one: keys[one] for one in ("k2", "k3")}, name="test")
+
+    async with opened(tmp_path, third) as cp:
+        assert (await rewrap(cp)).rewrapped == 1
+
+    async with opened(tmp_path, LocalKeyring({"k3": b"3" * 32}, name="test")) as cp:
+        assert len((await cp.load("t")).messages) == 3
+
+
+async def test_a_running_store_takes_up_a_new_key(tmp_path: Path) -> None:
+    """The file is read again; a process that has not read it yet misses nothing."""
+    place = tmp_path / "ring.json"
+    first = await asyncio.to_thread(add_key, place, name="test")
+    assert stat.S_IMODE(os.stat(place).st_mode) == 0o600
+    url = f"sqlite:///{tmp_path}/a.db"
+
+    async with (
+        open_checkpointer(url, keyring=place) as slow,
+        open_checkpointer(url, keyring=str(place)) as cp,
+    ):
+        await slow.append("t", [{"n": 1}])
+        second = await asyncio.to_thread(add_key, place)
+        store: Any = cp
+        store.store._look_at = 0.0  # a second has passed
+        await cp.append("t", [{"n": 2}])
+        assert len((await slow.load("t") or pytest.fail("no t")).messages) == 2
+
+    found = rows(tmp_path, "SELECT body FROM cpkit_messages ORDER BY key")
+    assert [body.split(":")[2] for [body] in found] == [first, second]
+    assert (await asyncio.to_thread(FileKeyring, place)).newest == second
+
+
+def test_a_keyring_has_a_place(tmp_path: Path, monkeypatch: Any) -> None:
+    """A file or a variable; an error shows no part of a key."""
+    place = tmp_path / "ring.json"
+    add_key(place)
+    monkeypatch.setenv("RING", place.read_text())
+    assert keyring_at("env:RING").newest == keyring_at(place).newest
+
+    with pytest.raises(InvalidURL, match="cpkit keyring"):
+        keyring_at(tmp_path / "none.json")
+
+    with pytest.raises(InvalidURL, match="not set"):
+        keyring_at("env:NONE")
+
+    secret = "c2VjcmV0IGtleQ=="
+    monkeypatch.setenv("RING", json.dumps({"keys": {"k": secret}}))
+
+    with pytest.raises(InvalidURL, match="32 bytes") as raised:
+        keyring_at("env:RING")
+
+    assert secret not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+async def test_the_environment_names_a_keyring(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """``CPKIT_KEYRING`` counts for every store that ``open_checkpointer`` opens."""
+    monkeypatch.setenv("CPKIT_KEYRING", str(tmp_path / "none.json"))
+
+    with pytest.raises(InvalidURL, match="none.json"):
+        async with open_checkpointer("memory://"):
+            pytest.fail("it opened")
+
+    await asyncio.to_thread(add_key, tmp_path / "none.json")
+
+    async with open_checkpointer("memory://named") as cp:
+        await cp.append("t", [{"n": CANARY}])
+
+    store: MemoryCheckpointer[Any] = MemoryCheckpointer("named")
+
+    async with store as plain:
+        with pytest.raises(CorruptThread):
+            await plain.load("t")
+
+
+async def test_idempotency_keys_are_hashed(tmp_path: Path) -> None:
+    """The store has no readable key, and every method answers as without the hash."""
+    hashed = ring(hash_key=b"h" * 32)
+    key = "card 4242"
+
+    async with opened(tmp_path, hashed) as cp:
+        call = ToolCall("c1", "pay", {"x": 1}, key)
+        assert await cp.record_issued("t", call) is None
+        assert (await cp.record_issued("t", call)).call == call
+        found = await cp.record_issued("u", ToolCall("c2", "pay", {}, key))
+        assert found.call.idempotency_key == key
+        await cp.record_result("t", "c1", {"ok": 1})
+        assert (await cp.find_completed(key)).call == call
+        [listed] = await cp.list_calls("t")
+        dump = await cp.dump_thread("t")
+        assert (listed.call, dump.calls) == (call, [listed])
+        await cp.delete_thread("t")
+        assert (await cp.find_completed(key)).call.idempotency_key == key
+        again = await cp.record_issued("t", call)
+        assert (again.erased, again.call.idempotency_key) == (True, key)
+        erased = await cp.dump_thread("t")
+        await cp.delete_thread("t", forget_keys=True)
+        await cp.restore_thread(erased)
+        assert (await cp.find_completed(key)).erased
+
+    assert b"4242" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+async def test_an_erasure_has_a_receipt(tmp_path: Path) -> None:
+    """It counts what went, and names what is kept; a second one finds only that."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "user-7/a", CANARY)
+        await cp.append("user-7/b", [{}])
+        await fill(cp, "user-70", CANARY)
+        receipt = await erase(cp, "user-7/")
+        assert receipt.threads == ["user-7/a", "user-7/b"]
+        assert (receipt.messages, receipt.extra, receipt.calls) == (4, 2, 2)
+        assert [one["status"] for one in receipt.kept] == ["completed"] * 2
+        assert receipt.kept[0]["key"] == "user-7/a c1"
+        assert await cp.load("user-7/a") is None
+        again = await erase(cp, "user-7/", forget_keys=True)
+        assert (again.threads, again.messages, again.kept) == (["user-7/a"], 0, [])
+        assert [one.thread_id for one in await cp.list_threads()] == ["user-70"]
+
+        with pytest.raises(ValueError, match="prefix"):
+            await erase(cp, "")

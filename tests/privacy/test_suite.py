@@ -1,0 +1,71 @@
+"""Every clause of the contract holds on an encrypted handle of every store.
+
+Handles of all processes get the keyring from ``CPKIT_KEYRING``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance import Clause, Harness, URLHarness, select
+from cpkit.keyring import add_key
+from tests.sweeps import sweep
+from tests.test_conformance import CLAUSES, Server, Short, file, postgres, redis
+
+__all__ = ["file", "postgres", "redis"]  # fixtures
+
+# What `make test` runs, in memory: the clauses in which the encryption does most.
+SHORT = select(ids=["append", "claim", "find", "move", "trim"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keyring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    place = tmp_path_factory.mktemp("keyring") / "ring.json"
+    add_key(place, name="conformance")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CPKIT_KEYRING", str(place))
+        yield
+
+
+class TestMemory(Short):
+    @pytest.mark.parametrize(
+        "clause", sweep(CLAUSES, SHORT), ids=lambda clause: clause.id
+    )
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
+
+    @pytest.fixture
+    def harness(self) -> Harness:
+        return URLHarness("memory://encrypted")
+
+
+@pytest.mark.long
+class TestSQLite(Short):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return URLHarness(f"sqlite:///{tmp_path}/agent.db")
+
+
+@pytest.mark.long
+class TestFile(Short):
+    @pytest.fixture
+    def harness(self, file: Harness) -> Harness:
+        return file
+
+
+@pytest.mark.long
+class TestPostgres(Server):
+    @pytest.fixture
+    def harness(self, postgres: Harness) -> Harness:
+        return postgres
+
+
+@pytest.mark.long
+class TestRedis(Server):
+    @pytest.fixture
+    def harness(self, redis: Harness) -> Harness:
+        return redis
