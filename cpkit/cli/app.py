@@ -16,15 +16,18 @@ from cpkit.cli.decide import approve, deny, withdraw
 from cpkit.cli.doctor import doctor
 from cpkit.cli.doubt import landed, not_landed, reopen
 from cpkit.cli.drivers import drivers
+from cpkit.cli.erase import erase
 from cpkit.cli.export import export
 from cpkit.cli.heal import heal
 from cpkit.cli.help import GroupedCommands, PlainCommand
 from cpkit.cli.import_ import import_
+from cpkit.cli.keyring import keyring
 from cpkit.cli.new_backend import new_backend
 from cpkit.cli.output import write
 from cpkit.cli.pending import pending
 from cpkit.cli.prune import prune
 from cpkit.cli.recover import recover
+from cpkit.cli.rewrap import rewrap
 from cpkit.cli.runs import runs, submit
 from cpkit.cli.show import show
 from cpkit.cli.threads import threads
@@ -60,6 +63,9 @@ COMMANDS: dict[Callable[..., None], str] = {
     export: "cpkit export sqlite:///agent.db thread-1 --output thread-1.jsonl",
     import_: "cpkit import checkpoints.sqlite sqlite:///agent.db --dry-run",
     prune: "cpkit prune sqlite:///agent.db --older-than 30d --dry-run",
+    erase: "cpkit erase sqlite:///agent.db --prefix user-7/ --yes > receipt.json",
+    keyring: "cpkit keyring keyring.json --name agents",
+    rewrap: "cpkit rewrap sqlite:///agent.db",
     new_backend: "cpkit new-backend mariadb --kind server",
     certify: "cpkit certify sqlite:///probe.db --level core",
     bench: "cpkit bench sqlite:///bench.db postgresql://me@localhost/bench --quick",

@@ -13,7 +13,8 @@ GROUPS = {
     "Look at a store": "drivers doctor threads show tree calls watch ui",
     "Decide": "pending approve deny withdraw landed not-landed reopen",
     "Run": "runs submit worker recover heal",
-    "Move and delete": "copy export import prune",
+    "Move and delete": "copy export import prune erase",
+    "Encrypt": "keyring rewrap",
     "Check and measure": "new-backend certify bench",
 }
 """The commands under each heading of ``cpkit --help``."""

@@ -37,7 +37,7 @@ from tests.sweeps import sweep
 EVIL = "\x1b[31mred\x07 \x9b2J \u202e[bold]x[/bold] \x7f"
 COMMANDS = """
     drivers doctor threads show tree calls watch pending approve deny recover worker
-    heal copy export import prune new-backend certify bench
+    heal copy export import prune erase keyring rewrap new-backend certify bench
 """.split()
 
 

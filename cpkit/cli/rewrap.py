@@ -1,0 +1,51 @@
+"""``cpkit rewrap``: put an encrypted store under the newest key of its keyring."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from cpkit.cli.output import print_json, progress, write
+from cpkit.cli.running import BadUse, Exit, run
+from cpkit.cli.stores import Json, Url, open_store, store_url
+from cpkit.privacy import Rewrapped
+from cpkit.privacy import rewrap as rewrap_store
+from cpkit.protocol import KeepsReceipts, ListsThreads
+from cpkit.tools.formats import counted
+
+__all__ = ["rewrap"]
+
+Prefix = Annotated[
+    str, typer.Option(help="Only threads whose id starts with this text.")
+]
+
+
+def rewrap(url: Url = None, prefix: Prefix = "", json: Json = False) -> None:
+    """Put every thread under the newest key of its keyring.
+
+    Reads every thread once; agents go on. After it, remove the older keys from the
+    keyring. Interrupted, it is run again, and does what is left. Exits with 1 if
+    threads were too busy.
+    """
+    done = run(_rewrap(store_url(url), prefix), "run it again for the rest")
+
+    if json:
+        print_json(asdict(done))
+    else:
+        plain = f", {done.with_plain} with plain values" if done.with_plain else ""
+        busy = f", {len(done.busy)} too busy: run it again" if done.busy else ""
+        threads = counted(done.threads, "thread")
+        write(f"{done.rewrapped} of {threads} rewrapped{plain}{busy}\n")
+
+    raise typer.Exit(Exit.NO if done.busy else Exit.DONE)
+
+
+async def _rewrap(url: str, prefix: str) -> Rewrapped:
+    with progress("rewrapping") as advance:
+        async with open_store(url, ListsThreads, KeepsReceipts) as cp:
+            try:
+                return await rewrap_store(cp, prefix=prefix, progress=advance)
+            except TypeError as exc:
+                raise BadUse(f"{exc}: set CPKIT_KEYRING") from exc
