@@ -48,6 +48,7 @@ from cpkit.driver.writes import (
     Claim,
     Conflict,
     Erase,
+    EraseCalls,
     KeyHeld,
     Merge,
     Outcome,
@@ -141,6 +142,7 @@ class SealedStore:
         self.locks_threads = store.locks_threads
         self.erases = store.erases
         self.trims = getattr(store, "trims", False)
+        self.erases_calls = getattr(store, "erases_calls", False)
 
         # ``isinstance`` finds abilities on the instance too.
         for name in ("threads", "markers", "listen", "announce", "survives_by_default"):
@@ -218,7 +220,7 @@ class SealedStore:
         """
         thread_id = write.thread_id
 
-        if type(write) in (Trim, Erase, Restore):
+        if type(write) in (Trim, Erase, EraseCalls, Restore):
             return self._begin(thread_id, 0)
 
         try:
