@@ -50,7 +50,7 @@ class Certification:
         self._durability, self._limits = _stated_facts(self.harness)
 
     def __iter__(self) -> Iterator[Outcome]:
-        beside = [one for one in self.clauses if may_run_beside(one)]
+        beside = [one for one in self.clauses if may_run_beside(one, self.harness)]
         beside = beside if self._jobs > 1 else []
         seed, rounds, patience = self._seed, self._rounds, Patience()
 

@@ -25,15 +25,18 @@ TOLD = ("status", "seconds", "reason", "expected", "seen", "where", "trace")
 """The fields of an outcome that a job process prints."""
 
 
-def may_run_beside(clause: Clause) -> bool:
+def may_run_beside(clause: Clause, harness: Harness) -> bool:
     """Return whether other clauses may use the store at the same time.
 
-    Not those that kill or pause the server, or that measure what a server or this
+    Not those that kill, pause or start a server, or that measure what a server or this
     process does.
     """
-    measures = clause.level in (Level.BOUNDED, Level.POWERLOSS)
+    measures = (
+        clause.level is Level.BOUNDED or clause.id == "cancel.leaves-nothing-open"
+    )
+    starts = clause.level is Level.POWERLOSS and harness.lacks("server") is None
     stops = {"server", "pause", "proxy", "nodes"} & set(clause.abilities)
-    return not (measures or stops or clause.id == "cancel.leaves-nothing-open")
+    return not (measures or starts or stops)
 
 
 def run_in_jobs(
@@ -50,7 +53,8 @@ def run_in_jobs(
     head = {"path": sys.path, "harness": told, "seed": seed, "rounds": rounds}
     started: list[subprocess.Popen[str]] = []
 
-    for clause in clauses:
+    # The longest first, so that no process has one left when the others have ended.
+    for clause in sorted(clauses, key=lambda one: -one.deadline):
         waiting.put(clause)
 
     for _ in range(min(jobs, len(clauses))):
