@@ -7,9 +7,12 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
+from uuid import uuid4
 
+import asyncpg
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
@@ -20,6 +23,7 @@ from cpkit import (
     open_checkpointer,
 )
 from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
+from tests.servers.postgres import shared_postgres
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 LONG = "a long text " * 2_000
@@ -158,28 +162,114 @@ async def test_a_prune_that_dies_before_its_trim_is_done_by_the_next() -> None:
         assert await state_of(CheckpointSaver(cp)) == written
 
 
+def of_run(run_id: str) -> Any:
+    return {**CONFIG, "metadata": {"run_id": run_id}}
+
+
+async def test_deleted_runs_free_their_bytes(url: str) -> None:
+    """The other run stays, for time travel too; its thread goes on."""
+    async with open_checkpointer(url) as cp:
+        saver = CheckpointSaver(cp)
+        graph = graph_on(saver)
+
+        for turn in range(4):
+            await graph.ainvoke({"log": [f"turn {turn}"]}, of_run(f"run {turn}"))
+
+        steps = [one async for one in graph.aget_state_history(CONFIG)]
+        kept = [one for one in steps if one.metadata["run_id"] == "run 2"]
+        await saver.adelete_for_runs(["run 0"])
+        data = await cp.load(store_thread_id("t"))
+        assert data is not None
+        assert data.first == 0, "three of four would be stored again"
+        await saver.adelete_for_runs(["run 1", "run 3"])
+        data = await cp.load(store_thread_id("t"))
+        assert data is not None
+        assert data.first > 0
+        assert "turn 3" not in str(data.messages)
+
+        for one in (saver, CheckpointSaver(cp)):
+            again = graph_on(one)
+            left = [step async for step in again.aget_state_history(CONFIG)]
+            assert [step.values for step in left] == [step.values for step in kept]
+
+            for step in kept:
+                found = await again.aget_state(step.config)
+                assert (found.values, found.next) == (step.values, step.next)
+
+        assert await saver.aget_tuple(steps[0].config) is None
+        written = await graph.ainvoke({"log": ["more"]}, kept[0].config)
+        assert written["log"] == [*kept[0].values["log"], "more", "done"]
+
+
+async def test_a_thread_whose_runs_are_all_deleted_is_empty(url: str) -> None:
+    """Nothing of them is stored; a new run begins."""
+    async with open_checkpointer(url) as cp:
+        saver = CheckpointSaver(cp)
+        graph = graph_on(saver)
+        await graph.ainvoke({"log": ["secret"]}, of_run("run"))
+        await saver.adelete_for_runs(["run"])
+        data = await cp.load(store_thread_id("t"))
+        assert data is not None
+        assert "secret" not in str(data.messages)
+        assert await saver.aget_tuple(CONFIG) is None
+        written = await graph.ainvoke({"log": ["new"]}, CONFIG)
+        assert written["log"] == ["new", "done"]
+        assert await state_of(CheckpointSaver(cp)) == written
+
+
+async def test_deleted_runs_beside_a_writer_stay_hidden() -> None:
+    """It appended after the thread was read: the bytes stay until a prune."""
+    async with MemoryCheckpointer[Any]() as opened:
+        cp: Any = opened
+        saver, other = CheckpointSaver(cp), CheckpointSaver(cp)
+
+        for turn in range(3):
+            await graph_on(saver).ainvoke({"log": [f"{turn}"]}, of_run(f"run {turn}"))
+
+        append = cp.append
+        told: list[Any] = []
+
+        async def append_late(store_id: str, messages: Any, **options: Any) -> int:
+            if messages[-1]["type"] == "begin" and not told:
+                told.append(await other.aclaim(CONFIG))
+
+            return int(await append(store_id, messages, **options))
+
+        cp.append = append_late
+        await saver.adelete_for_runs(["run 0", "run 1"])
+        assert told
+        assert (await cp.load(store_thread_id("t"))).first == 0
+        state = await state_of(CheckpointSaver(cp))
+        assert state["log"] == ["0", "done", "1", "done", "2", "done"]
+        await saver.aprune(["t"])
+        assert (await cp.load(store_thread_id("t"))).first > 0
+        assert await state_of(CheckpointSaver(cp)) == state
+
+
+async def thousand_steps(saver: Any, prune: Any) -> None:
+    """Run a thousand steps, and prune after each tenth run."""
+    graph = graph_on(saver)
+
+    for turn in range(250):  # four steps each
+        await graph.ainvoke({"log": [f"turn {turn}"]}, CONFIG)
+
+        if turn % 10 == 9:
+            await prune()
+
+
 @pytest.mark.long
 async def test_a_thousand_steps_take_no_more_than_with_langgraphs_saver(
     tmp_path: Path,
 ) -> None:
-    """A prune after each tenth step; then both files are vacuumed.
+    """A prune after each tenth run; then both files are vacuumed.
 
     LangGraph's saver for SQLite cannot prune, so its newest rows are kept by hand.
     """
     ours, theirs = tmp_path / "ours.db", tmp_path / "theirs.db"
 
-    async def run(saver: Any, prune: Any) -> None:
-        graph = graph_on(saver)
-
-        for turn in range(250):  # four steps each
-            await graph.ainvoke({"log": [f"turn {turn}"]}, CONFIG)
-
-            if turn % 10 == 9:
-                await prune()
-
     async with open_checkpointer(f"sqlite:///{ours}") as cp:
         saver = CheckpointSaver(cp)
-        await run(saver, lambda: saver.aprune(["t"]))
+        await thousand_steps(saver, lambda: saver.aprune(["t"]))
 
     async with AsyncSqliteSaver.from_conn_string(str(theirs)) as their:
 
@@ -192,7 +282,7 @@ async def test_a_thousand_steps_take_no_more_than_with_langgraphs_saver(
 
             await their.conn.commit()
 
-        await run(their, keep_newest)
+        await thousand_steps(their, keep_newest)
 
     sizes = []
 
@@ -204,3 +294,43 @@ async def test_a_thousand_steps_take_no_more_than_with_langgraphs_saver(
         sizes.append(path.stat().st_size)
 
     assert sizes[0] <= sizes[1]
+
+
+@pytest.mark.long
+async def test_a_thousand_steps_take_no_more_on_postgres() -> None:
+    """A prune after each tenth run by both savers; then all tables are vacuumed."""
+    ours, theirs = (f"{word}_{uuid4().hex}" for word in ("ours", "theirs"))
+    raw = await asyncpg.connect(shared_postgres())
+
+    async def size(schema: str) -> int:
+        relations = "SELECT oid::regclass::text AS name FROM pg_class WHERE "
+        tables = f"relkind = 'r' AND relnamespace = '{schema}'::regnamespace"
+        names = [row[0] for row in await raw.fetch(relations + tables)]
+
+        for name in names:
+            await raw.execute(f"VACUUM FULL {name}")
+
+        return sum(
+            [await raw.fetchval(f"SELECT pg_total_relation_size('{n}')") for n in names]
+        )
+
+    try:
+        await raw.execute(f'CREATE SCHEMA "{theirs}"')
+
+        async with open_checkpointer(shared_postgres(schema=ours)) as cp:
+            saver = CheckpointSaver(cp)
+            await thousand_steps(saver, lambda: saver.aprune(["t"]))
+
+        place = f"{shared_postgres()}?options=-csearch_path%3D{theirs}"
+
+        async with AsyncPostgresSaver.from_conn_string(place) as their:
+            await their.setup()
+            await thousand_steps(their, lambda: their.aprune(["t"]))
+
+        sizes = [await size(ours), await size(theirs)]
+        assert sizes[0] <= sizes[1]
+    finally:
+        for schema in (ours, theirs):
+            await raw.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+
+        await raw.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
@@ -268,12 +269,7 @@ class Checkpoints:
                 for one in self._newest(view, 1)
                 if one.position in wanted or not self._is_over(one, root)
             ]
-            drafts = self._again(view, thread_id, kept)
-            drafts += self._early_writes(view, thread_id)
-            left = [
-                [one.record["ns"], one.id] for one in kept if one.position not in wanted
-            ]
-            drafts += [Draft({"type": "hidden", "checkpoints": left})] if left else []
+            drafts = self._kept(view, thread_id, kept, wanted)
 
             try:
                 await self._threads.begin_again(thread, view, drafts)
@@ -281,6 +277,39 @@ class Checkpoints:
             except VersionConflict:
                 if tries == 1:
                     raise
+
+    async def free_hidden(self, thread_id: str) -> None:
+        """Free the hidden checkpoints, if the thread takes half of its bytes then.
+
+        The others are stored again, whole. Where the store cannot trim, or another
+        writer appends meanwhile, the hidden ones stay; the next prune frees them.
+        """
+        thread = self._threads.get(thread_id)
+        view = await self._threads.read(thread, lambda _: 0)
+        spaces = view.spaces.values()
+        shown = {one.position for space in spaces for one in space.visible()}
+        count = sum(len(space.checkpoints) for space in spaces)
+
+        if not isinstance(self._threads.cp, TrimsThreads) or len(shown) * 2 > count:
+            return
+
+        kept = self._newest(view, count)
+        drafts = self._kept(view, thread_id, kept, shown)
+
+        if sum(one.weight for one in drafts) * 2 <= view.weight:
+            with suppress(VersionConflict):
+                await self._threads.begin_again(thread, view, drafts)
+
+    def _kept(
+        self, view: View, thread_id: str, kept: Sequence[Stored], shown: Collection[int]
+    ) -> list[Draft]:
+        """Return drafts of what is kept; those that are not ``shown`` are hidden."""
+        drafts = self._again(view, thread_id, kept)
+        drafts += self._early_writes(view, thread_id)
+        left = [[one.record["ns"], one.id] for one in kept if one.position not in shown]
+        return drafts + (
+            [Draft({"type": "hidden", "checkpoints": left})] if left else []
+        )
 
     def _is_over(self, stored: Stored, root: str | None) -> bool:
         """Return whether this is of a subgraph's call from an older root checkpoint.

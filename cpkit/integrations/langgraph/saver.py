@@ -155,14 +155,14 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         await self._bridge.go(self._upkeep.delete(thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Hide the checkpoints of these runs, in all threads.
+        """Delete the checkpoints of these runs, in all threads.
 
-        Reads the whole store. Raises ``Unsupported`` if the store cannot list threads.
-        No bytes are freed: they are when the thread is deleted.
+        They are hidden at once. Where that halves a thread, the others are stored again
+        and the thread is trimmed, as by `aprune`; otherwise a later deletion or prune
+        frees the bytes. Other runs stay, for time travel too. Reads the whole store.
+        Raises ``Unsupported`` if the store cannot list threads.
         """
-        await self._bridge.go(
-            self._upkeep.delete_for_runs(_several("run_ids", run_ids))
-        )
+        await self._bridge.go(self._delete_for_runs(_several("run_ids", run_ids)))
 
     async def acopy_thread(
         self,
@@ -246,7 +246,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         self._bridge.wait(self._upkeep.delete(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        self._bridge.wait(self._upkeep.delete_for_runs(_several("run_ids", run_ids)))
+        self._bridge.wait(self._delete_for_runs(_several("run_ids", run_ids)))
 
     def copy_thread(
         self,
@@ -266,6 +266,10 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         return self._bridge.wait(self._stored.history(config, channels))
+
+    async def _delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        for thread_id in await self._upkeep.hide_runs(run_ids):
+            await self._stored.free_hidden(thread_id)
 
     async def _prune(self, thread_ids: Sequence[str], strategy: str) -> None:
         if strategy not in ("keep_latest", "delete"):

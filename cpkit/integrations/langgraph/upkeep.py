@@ -38,11 +38,12 @@ class Upkeep:
             await self._threads.cp.delete_thread(thread.store_id)
             thread.view = None
 
-    async def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        if not run_ids:
-            return
+    async def hide_runs(self, run_ids: Sequence[str]) -> list[str]:
+        """Hide the checkpoints of runs; return the threads that had some."""
+        runs, changed = set(run_ids), []
 
-        runs = set(run_ids)
+        if not runs:
+            return []
 
         async for view in self._threads.windows("delete_for_runs", lambda _: 0):
             of_runs = [
@@ -51,7 +52,12 @@ class Upkeep:
                 for stored in space.visible()
                 if stored.head(self._serde)[1].get("run_id") in runs
             ]
-            await self._hide(view.thread_id, of_runs)
+
+            if of_runs:
+                await self._hide(view.thread_id, of_runs)
+                changed.append(view.thread_id)
+
+        return changed
 
     async def copy(self, source_thread_id: str, target_thread_id: str) -> None:
         """Append the records of one thread to another, some at a time.
@@ -113,8 +119,6 @@ class Upkeep:
     async def _hide(
         self, thread_id: str, checkpoints: Sequence[tuple[str, Stored]]
     ) -> None:
-        if checkpoints:
-            ids = [[ns, stored.id] for ns, stored in checkpoints]
-            thread = self._threads.get(thread_id)
-            draft = Draft({"type": "hidden", "checkpoints": ids})
-            await self._threads.append(thread, draft)
+        ids = [[ns, stored.id] for ns, stored in checkpoints]
+        draft = Draft({"type": "hidden", "checkpoints": ids})
+        await self._threads.append(self._threads.get(thread_id), draft)
