@@ -226,6 +226,26 @@ def check(path: str) -> list[str]:
     return [f"{path}: {found}" for (found,) in rows if found != "ok"]
 
 
+def free_space(path: str) -> dict[str, str]:
+    """Return how much of the file is free, for people; nothing if little is."""
+    uri = _uri(os.path.realpath(path), False)
+    pragmas = "page_size", "freelist_count", "page_count"
+
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as db:
+            size, free, pages = (
+                db.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas
+            )
+    except sqlite3.Error:
+        return {}  # the handle or the check tells
+
+    if free * 10 < pages:
+        return {}
+
+    cure = "VACUUM gives them to the disk"
+    return {"free": f"{size * free:,} bytes of the file, which are used again; {cure}"}
+
+
 def prepare(db: sqlite3.Connection, store: str, file: File, timeout: float) -> None:
     """Create the tables in a new file; raise ``SchemaMismatch`` for another version."""
     deadline = time.monotonic() + timeout

@@ -74,7 +74,15 @@ from cpkit.registry import url_path
 from cpkit_sqlite import queries
 from cpkit_sqlite.connection import Connection, copy_log, has_wal_reset_bug
 from cpkit_sqlite.errors import ERRORS, failure
-from cpkit_sqlite.schema import IN_MEMORY, SCHEMA_VERSION, File, check, look_at, prepare
+from cpkit_sqlite.schema import (
+    IN_MEMORY,
+    SCHEMA_VERSION,
+    File,
+    check,
+    free_space,
+    look_at,
+    prepare,
+)
 
 __all__ = ["SQLiteCheckpointer", "SQLiteStore"]
 
@@ -131,10 +139,11 @@ class SQLiteStore:
     async def examine(url: str, options: DriverOptions, whole: bool) -> Findings:
         path = _path(url)
 
-        if path == IN_MEMORY or not whole:
+        if path == IN_MEMORY:
             return Findings()
 
-        return Findings(await asyncio.to_thread(check, path))
+        damaged = await asyncio.to_thread(check, path) if whole else ()
+        return Findings(damaged, facts=await asyncio.to_thread(free_space, path))
 
     @property
     def survives_by_default(self) -> Survives:

@@ -221,12 +221,14 @@ async def arguments(case: Case) -> None:
         LATER.date(),
     ]
 
+    versions: list[Any] = [-1, True, 1.0, "1"]
+
     for one in (thread, case.id()):
         for value in wrong:
             with raises((TypeError, ValueError), f"before={value!r}"):
                 await case.cp.erase_calls(one, value)
 
-        for version in (-1, True, 1.0, "1"):
+        for version in versions:
             with raises((TypeError, ValueError), f"expected_version={version!r}"):
                 await case.cp.erase_calls(one, LATER, expected_version=version)
 

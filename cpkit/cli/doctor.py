@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from heapq import nlargest
 from importlib.metadata import entry_points
@@ -17,7 +18,7 @@ import typer
 
 import cpkit
 from cpkit.cli.output import print_json, printable, progress, stdout
-from cpkit.cli.pending import Waiting, is_for_people, pending_in
+from cpkit.cli.pending import Waiting, is_for_people, waiting_of
 from cpkit.cli.running import Exit, run
 from cpkit.cli.stores import (
     Json,
@@ -44,6 +45,7 @@ from cpkit.records import Durability, Survives, ThreadInfo, ToolCall
 from cpkit.registry import GROUP, examine_store, inspect_store
 from cpkit.tools.formats import age, counted, size
 from cpkit.tools.paging import thread_pages
+from cpkit.tools.space import Weight, weigh
 
 __all__ = ["doctor"]
 
@@ -66,6 +68,8 @@ _OVERDUE = timedelta(days=1)
 _NAMED = 3
 # Messages above which advice says how to cut a thread.
 _LONG = 10_000
+# Bytes above which advice says how to make a thread smaller.
+_LARGE = 10 * 2**20
 
 
 def doctor(
@@ -105,8 +109,8 @@ async def _examine(
         limits: Limits | None = getattr(cp, "limits", None)
         can_list = supports(cp, ListsThreads, KeepsReceipts)
         bound = None if check else _BOUND
-        counted, oldest, damaged, longest = (
-            await _survey(cp, bound) if can_list else (None, None, [], [])
+        counted, oldest, damaged, longest, largest = (
+            await _survey(cp, bound) if can_list else (None, None, [], [], [])
         )
 
         if check and counted is not None:
@@ -133,6 +137,7 @@ async def _examine(
             "threads": counted,
             "threads_bound": bound,
             "longest_threads": longest,
+            "largest_threads": largest,
             "oldest_pending": None if oldest is None else _as_json(oldest),
             "facts": dict(more.facts) | _space(found and found.path),
             "damaged": [*damaged, *more.damaged],
@@ -162,27 +167,38 @@ def _driver(url: str) -> str:
 
 async def _survey(
     cp: Store, bound: int | None
-) -> tuple[int | None, Waiting | None, list[str], list[dict[str, Any]]]:
+) -> tuple[
+    int | None, Waiting | None, list[str], list[dict[str, Any]], list[dict[str, Any]]
+]:
     """Examine so many threads, or all.
 
     Returns their number (``None`` if damage ends the list), the oldest pending call
-    that a person has to know of, the damage that was found, and the longest threads.
+    that a person has to know of, the damage that was found, and the longest and the
+    largest threads.
     """
     count = 0
     is_complete = True
     people: list[Waiting] = []
     damaged: list[str] = []
     longest: list[ThreadInfo] = []
+    largest: list[Weight] = []
+    can_weigh = supports(cp, ReadsRanges)
 
     with progress("threads") as advance:
         try:
             async for page in thread_pages(cp, limit=bound, internal=False):
                 for info in page:
                     try:
-                        found = await pending_in(cp, info.thread_id)
-                        people += filter(is_for_people, found)
+                        calls = await cp.list_calls(info.thread_id)
+                        people += filter(is_for_people, waiting_of(calls))
                     except CorruptThread as exc:
                         damaged.append(str(exc))
+                        continue
+
+                    if can_weigh:
+                        with suppress(CorruptThread):  # `--check` and `export` tell
+                            largest.append(await weigh(cp, info.thread_id, calls))
+                            largest = nlargest(_NAMED, largest, key=_total)
 
                 longest = nlargest(_NAMED, [*longest, *page], key=_version)
                 count += len(page)
@@ -194,7 +210,16 @@ async def _survey(
     oldest = min(people, key=lambda one: one.record.issued_at, default=None)
     lengths = [await _length(cp, info) for info in longest]
     lengths.sort(key=lambda one: -int(one["messages"]))
-    return count if is_complete else None, oldest, damaged, lengths
+    sizes = [_as_sizes(one) for one in largest]
+    return count if is_complete else None, oldest, damaged, lengths, sizes
+
+
+def _total(weight: Weight) -> int:
+    return weight.total
+
+
+def _as_sizes(weight: Weight) -> dict[str, Any]:
+    return {**asdict(weight), "bytes": weight.total, "words": str(weight)}
 
 
 def _version(info: ThreadInfo) -> int:
@@ -313,12 +338,34 @@ def _advice(
             + command_line("pending", url)
         )
 
+    named = [
+        one["thread_id"]
+        for one in report["longest_threads"]
+        if one["messages"] >= _LONG
+    ]
+
     for one in report["longest_threads"]:
-        if one["messages"] >= _LONG:
+        if one["thread_id"] in named:
             cut = command_line("prune", url, "--prefix", one["thread_id"])
             advice.append(
                 f"thread {one['thread_id']!r} has {one['messages']} messages, which "
                 "each load reads; to cut it, and those whose ids begin with its id: "
+                f"{cut} --keep-last 1000 --dry-run"
+            )
+
+    for one in report["largest_threads"]:
+        if one["bytes"] >= _LARGE and one["calls"] >= one["messages"]:
+            cut = command_line("prune", url, "--prefix", one["thread_id"])
+            advice.append(
+                f"thread {one['thread_id']!r} has about {size(one['calls'])} of args "
+                "and results; to erase those of old calls, there and in threads whose "
+                f"ids begin with its id: {cut} --calls-older-than 30d --dry-run"
+            )
+        elif one["bytes"] >= _LARGE and one["thread_id"] not in named:
+            cut = command_line("prune", url, "--prefix", one["thread_id"])
+            advice.append(
+                f"thread {one['thread_id']!r} has about {size(one['messages'])} of "
+                "messages; to cut it, and those whose ids begin with its id: "
                 f"{cut} --keep-last 1000 --dry-run"
             )
 
@@ -397,6 +444,8 @@ def _print(report: dict[str, Any]) -> None:
             f"{one['thread_id']} ({counted(one['messages'], 'message')})"
             for one in report["longest_threads"]
         ),
+        "largest": ", ".join(one["words"] for one in report["largest_threads"])
+        + (f", of the first {bound} threads" if is_bounded else ""),
         "pending": threads is not None
         and "none" + (f" in the first {bound} threads" if is_bounded else "")
         if oldest is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
@@ -108,7 +109,11 @@ def _print(found: list[Waiting]) -> None:
 
 async def pending_in(cp: Store, thread_id: str) -> list[Waiting]:
     """Return what is pending in a thread, oldest first, without its messages."""
-    calls = await cp.list_calls(thread_id)
+    return waiting_of(await cp.list_calls(thread_id))
+
+
+def waiting_of(calls: Sequence[CallRecord]) -> list[Waiting]:
+    """Return those of a thread's calls that are pending."""
     waiting = [one for one in calls if one.status == "issued" and not one.erased]
     return [Waiting(one, request_of(one)) for one in waiting]
 

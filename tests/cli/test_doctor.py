@@ -69,6 +69,43 @@ def test_the_longest_threads_are_named(sqlite_url: str) -> None:
     assert "--prefix long --keep-last 1000 --dry-run" in out
 
 
+def test_the_largest_threads_are_named(sqlite_url: str) -> None:
+    """By about how many bytes they have, and with what helps."""
+    text, part = "x" * 1000, "y" * 1_000_000
+
+    async def fill(cp: Store) -> None:
+        await cp.append("talks", [{"text": text}] * 11_000, extra={"k": text})
+        await cp.append("short", [{}])
+
+        for n in range(12):
+            await call(cp, "calls", f"c{n}", f"k{n}")
+            await cp.record_result("calls", f"c{n}", part)
+
+    in_store(sqlite_url, fill)
+    found = invoke("doctor", sqlite_url, "--json").json["largest_threads"]
+    assert [one["thread_id"] for one in found] == ["calls", "talks", "short"]
+    assert found[0]["calls"] > 12_000_000
+    assert found[0]["keys"] > 12 * len("c1k1")
+    assert found[1]["messages"] == 11_000 * len('{"text":""}' + text)
+    assert found[1]["extra"] == len('{"k":""}' + text)
+    out = invoke("doctor", sqlite_url).out
+    assert "largest     calls (about 12.0 MB: 100 % calls), talks (about 11.1 MB" in out
+    assert "--prefix calls --calls-older-than 30d --dry-run" in out
+    assert out.count("--prefix talks --keep-last 1000") == 1
+
+
+def test_free_space_is_told(sqlite_url: str) -> None:
+    """What a deletion freed is in the file until a VACUUM."""
+
+    async def fill_and_delete(cp: Store) -> None:
+        await cp.append("large", [{"text": "x" * 100_000}])
+        await cp.append("small", [{}])
+        await cp.delete_thread("large")
+
+    in_store(sqlite_url, fill_and_delete)
+    assert "VACUUM gives them to the disk" in invoke("doctor", sqlite_url).out
+
+
 def test_a_store_is_created_on_request(tmp_path: Path) -> None:
     """A store in memory is examined without that option."""
     url = fresh_url("sqlite", tmp_path)
