@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from cpkit import open_checkpointer
+from conformance.operations import LATER
+from cpkit import ToolCall, open_checkpointer
 from cpkit.retention import Retention, prune
-from tests.processes import serve
+from tests.processes import report, serve
 
 PAD = "x" * 500
+FIRST = [{"n": n} for n in range(10)]
 
 
 async def append_for(url: str, seconds: float) -> int:
@@ -50,5 +52,28 @@ async def prune_for(url: str, seconds: float, left: int) -> int:
     return gone
 
 
+async def trim_and_erase(url: str, name: str, left: int) -> None:
+    """Append, pay, trim and erase for ever, and report what is acknowledged."""
+    opened: Any = open_checkpointer(url)
+
+    async with opened as cp:
+        data = await cp.load("t")
+        version = data.version if data else await cp.append("t", FIRST)
+
+        for n in range(1_000_000):
+            body = [{"n": version}]
+            version = await cp.append("t", body, expected_version=version)
+            report(["append", version])
+            key = f"{name} {n}"
+            await cp.record_issued("t", ToolCall(key, "pay", {}, key))
+            await cp.record_result("t", key, key)
+            report(["paid", key])
+            await cp.trim("t", version - left)
+            report(["trim", version - left])
+
+            if await cp.erase_calls("t", LATER):
+                report(["erased", key])
+
+
 if __name__ == "__main__":
-    serve(append_for, load_for, prune_for)
+    serve(append_for, load_for, prune_for, trim_and_erase)

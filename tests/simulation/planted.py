@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from cpkit import CallRecord, JsonValue, ToolCall
 from cpkit.effects import EffectLedger
@@ -10,7 +11,12 @@ from cpkit.effects.effect import Handler
 from cpkit.effects.run import EffectRun, RunResult
 from tests.broken.reference import Reference
 
-__all__ = ["ApprovesAfterClaim", "ChecksThenInserts", "OverwritesResults"]
+__all__ = [
+    "ApprovesAfterClaim",
+    "ChecksThenInserts",
+    "FreesErasedKeys",
+    "OverwritesResults",
+]
 
 
 class ChecksThenInserts(Reference):
@@ -36,6 +42,19 @@ class ChecksThenInserts(Reference):
             return await super().record_issued(thread_id, call)
         finally:
             self._store.calls[place] = last
+
+
+class FreesErasedKeys(Reference):
+    """A store in which a call whose content is erased does not hold its key."""
+
+    async def erase_calls(self, thread_id: str, before: Any, **options: Any) -> int:
+        erased = await super().erase_calls(thread_id, before, **options)
+
+        for call in self._store.of_thread(thread_id):
+            if call.erased:
+                self._store.attempts.pop(call.idempotency_key, None)
+
+        return erased
 
 
 class OverwritesResults(Reference):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random as global_random
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,6 +19,7 @@ from cpkit import BackendUnavailable, JsonValue
 from cpkit.effects import (
     Effect,
     EffectDenied,
+    EffectErased,
     EffectFailed,
     EffectLedger,
     EffectTimeout,
@@ -27,6 +29,7 @@ from cpkit.effects import (
     effect_of,
 )
 from cpkit.lease import LeaseLost, LeaseTimeout
+from cpkit.retention import Retention, prune
 from tests.broken.reference import Reference
 from tests.simulation.faults import Crash, FaultyAbleStore, Life, Weather
 from tests.simulation.history import History
@@ -59,7 +62,7 @@ def simulate(
     global_random.seed(seed)  # the pauses between two looks
 
     try:
-        loop.run(_main(Random(f"scenario {seed}"), make_store, make_ledger, world))
+        loop.run(_main(seed, make_store, make_ledger, world))
     except Stuck:
         world[0].violations.append("every task waits for ever")
     finally:
@@ -69,13 +72,14 @@ def simulate(
 
 
 async def _main(
-    random: Random,
+    seed: int,
     make_store: MakeStore,
     make_ledger: MakeLedger,
     out: list[World],
 ) -> None:
     async with make_store() as store:
-        scenario = Scenario(random, store, make_ledger)
+        random = Random(f"scenario {seed}")
+        scenario = Scenario(seed, random, store, make_ledger)
         out.append(scenario.world)
 
         try:
@@ -89,7 +93,7 @@ class Scenario:
     """What is drawn for one run: its workers, its options and its faults."""
 
     def __init__(
-        self, random: Random, store: Reference, make_ledger: MakeLedger
+        self, seed: int, random: Random, store: Reference, make_ledger: MakeLedger
     ) -> None:
         self.random = random
         self.store = store
@@ -110,6 +114,8 @@ class Scenario:
             STALE_AFTER,
             STALE_AFTER / 6,
         )
+        # Not drawn from ``random``: other seeds keep their histories.
+        self.prunes = Random(f"prune {seed}")
         self.notices = Notices(random) if random.random() < 0.5 else None
         # Where a dead holder is taken over, each wait must end by itself.
         self.timeout = None if self.notices and self.takeovers else PATIENCE
@@ -129,6 +135,9 @@ class Scenario:
 
         if self.reopens:
             people.append(asyncio.create_task(self._reopen()))
+
+        if self.prunes.random() < 0.25:
+            people.append(asyncio.create_task(self._prune()))
 
         calm = asyncio.create_task(self._calm())
         workers = [
@@ -206,6 +215,8 @@ class Scenario:
             except EffectTimeout as exc:
                 self.world.note(life.name, str(exc))
                 await self._resume(life, ledger)
+            except EffectErased as exc:
+                return self.world.note(life.name, str(exc))
             except BackendUnavailable as exc:
                 self.world.note(life.name, str(exc))
                 await asyncio.sleep(1)
@@ -350,6 +361,16 @@ class Scenario:
                     self.world.note("reopener", f"{exc!r:.40}")
 
         self.reopens = False
+
+    async def _prune(self) -> None:
+        """Apply a policy again and again that erases all that is not in use."""
+        policy = Retention(calls_older_than=timedelta(0), keep_last=1)
+
+        while True:
+            await asyncio.sleep(self.prunes.uniform(0, 10))
+
+            if (pruned := await prune(self.store, policy)).erased_calls:
+                self.world.note("policy", f"erased {pruned.erased_calls}")
 
     def _policy(self, effect: Effect) -> bool:
         return effect.args["order"] in self.world.needs_approval

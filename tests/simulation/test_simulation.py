@@ -20,6 +20,7 @@ from tests.simulation.leases import simulate_lease
 from tests.simulation.planted import (
     ApprovesAfterClaim,
     ChecksThenInserts,
+    FreesErasedKeys,
     OverwritesResults,
 )
 from tests.simulation.scenario import MakeLedger, MakeStore, simulate
@@ -70,12 +71,13 @@ def test_no_seed_breaks_an_invariant(seeds: range) -> None:
         pytest.param(
             OverwritesResults, EffectLedger, "different outcomes", id="result"
         ),
+        pytest.param(FreesErasedKeys, EffectLedger, "repeated", id="policy"),
     ],
 )
 def test_planted_bugs_are_found(
     make_store: MakeStore, make_ledger: MakeLedger, violation: str
 ) -> None:
-    """The seeds of a normal test run find each of three well-known bugs."""
+    """The seeds of a normal test run find each of four well-known bugs."""
     for seed in range(SEEDS):
         history = simulate(seed, make_store, make_ledger)
 
@@ -166,5 +168,7 @@ def test_the_seeds_contain_every_kind_of_fault() -> None:
         "was withdrawn",
         "reopened",
         "claims cpkit:lease",
+        "policy     erased",
+        "was erased, by a deletion or a policy",
     ]
     assert [word for word in wanted if word not in text] == []

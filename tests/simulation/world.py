@@ -166,6 +166,9 @@ class World:
                 found = await self.store.find_completed(request_key(effect.key, number))
                 result = {} if found is None else found.result
 
+                if found is not None and found.erased:  # by a policy, once it was used
+                    result = {"approved": self.decisions.get(effect.key)}
+
             if result.get("approved") is not True:
                 self.violate("an unapproved effect ran")
 
