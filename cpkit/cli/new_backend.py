@@ -35,7 +35,9 @@ KindOption = Annotated[
 
 
 def new_backend(name: Name, kind: KindOption) -> None:
-    """Create a package with a store over a dict, its entry point and its certificate.
+    """Create the package of a store, which certifies.
+
+    It has a store over a dict, an entry point and a test file.
 
     It certifies at level core when it is created. Numbered comments in its store.py say
     what to replace by the engine, in which order. It is a new folder in the current
