@@ -24,7 +24,8 @@ class Certification:
     """One run of the suite: iterate over it to get each outcome at once.
 
     ``report`` may be called at any time: an interrupted run reports what it has. Takes
-    what `certify` takes. Creating it opens the store once.
+    what `certify` takes. Creating it opens the store once. ``jobs`` is 1 where only one
+    process can open the store.
     """
 
     def __init__(
@@ -45,17 +46,18 @@ class Certification:
         self._asked = tuple(levels)
         self._seed = secrets.randbelow(2**32) if seed is None else seed
         self._rounds = rounds
-        self._jobs = jobs
+        # A store of one process cannot be shared among several.
+        self.jobs = 1 if self.harness.elsewhere() is None else jobs
         self._on_start = on_start
         self._durability, self._limits = _stated_facts(self.harness)
 
     def __iter__(self) -> Iterator[Outcome]:
         beside = [one for one in self.clauses if may_run_beside(one, self.harness)]
-        beside = beside if self._jobs > 1 else []
+        beside = beside if self.jobs > 1 else []
         seed, rounds, patience = self._seed, self._rounds, Patience()
 
         if beside:
-            for outcome in run_in_jobs(beside, self.harness, self._jobs, seed, rounds):
+            for outcome in run_in_jobs(beside, self.harness, self.jobs, seed, rounds):
                 self.outcomes.append(outcome)
                 yield outcome
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import os
+import sysconfig
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import cpkit
 from conformance.case import Case
 from conformance.difference import difference, shown
 from conformance.failure import Failure
@@ -25,7 +28,18 @@ __all__ = ["explain"]
 SMALL = 120
 """Characters up to which a value is shown without the place where it differs."""
 
+SHORT = 300
+"""Characters of an error that is one of many."""
+
+MOST = 5
+"""Different errors that are shown."""
+
 _SUITE = str(Path(__file__).parent)
+
+_KIT = str(Path(cpkit.__file__).parent) + os.sep
+
+# Where packages are installed, and Python itself.
+_INSTALLED = tuple({*sysconfig.get_paths().values(), os.path.dirname(os.__file__)})
 
 
 def explain(error: BaseException, check: Callable[..., object]) -> Failure:
@@ -42,10 +56,13 @@ def explain(error: BaseException, check: Callable[..., object]) -> Failure:
     place = str(_Frame.innermost(error, files))
 
     if isinstance(error, Failure):
-        return Failure(error.expected, error.seen, error.where or place)
+        where = [_line_of_driver(error, files), error.where or place]
+        return Failure(error.expected, error.seen, "\n".join(filter(None, where)))
 
     if not (isinstance(error, AssertionError) and innermost.is_in(files)):
-        return Failure("no error", f"{type(error).__name__}: {error}", str(innermost))
+        where = [_line_of_driver(error, files), str(innermost)]
+        told = f"{type(error).__name__}: {error}"
+        return Failure("no error", told, "\n".join(dict.fromkeys(filter(None, where))))
 
     statement = innermost.failed_assert()
 
@@ -53,6 +70,7 @@ def explain(error: BaseException, check: Callable[..., object]) -> Failure:
         return Failure("the clause to hold", str(error), place)
 
     values = [f"{name} = {shown(value)}" for name, value in innermost.names(statement)]
+    values += innermost.raised(statement, files)
     unequal = innermost.unequal(statement)
 
     if unequal is not None:
@@ -64,6 +82,26 @@ def explain(error: BaseException, check: Callable[..., object]) -> Failure:
         "\n".join(values) or "it does not hold",
         f"{error}\n{place}" if str(error) else place,
     )
+
+
+def _line_of_driver(error: BaseException, files: tuple[str, ...]) -> str | None:
+    """Return the innermost line of the driver that led to the error, if there is one.
+
+    That is a line outside the suite, the kit and the installed packages. The kit raises
+    the contract's errors from those of the driver.
+    """
+    found: _Frame | None = None
+    seen: set[int] = set()
+    one: BaseException | None = error
+
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        levels = [_Frame(*level) for level in traceback.walk_tb(one.__traceback__)]
+        own = [level for level in levels if level.is_of_driver(files)]
+        found = own[-1] if own else found
+        one = one.__cause__ or one.__context__
+
+    return None if found is None else str(found)
 
 
 @dataclass(frozen=True)
@@ -81,6 +119,11 @@ class _Frame:
 
     def is_in(self, files: tuple[str, ...]) -> bool:
         return self.frame.f_code.co_filename.startswith(files)
+
+    def is_of_driver(self, files: tuple[str, ...]) -> bool:
+        path = self.frame.f_code.co_filename
+        others = (*files, _KIT, *_INSTALLED, "<")
+        return not path.startswith(others) and "site-packages" not in path
 
     def failed_assert(self) -> ast.Assert | None:
         """Return the ``assert`` statement at the line, if there is one."""
@@ -135,6 +178,24 @@ class _Frame:
                 found[node.id] = self.frame.f_locals[node.id]
 
         return [pair for pair in found.items() if not isinstance(pair[1], Case)]
+
+    def raised(self, statement: ast.Assert, files: tuple[str, ...]) -> list[str]:
+        """Return the errors in lists of answers that the statement does not show."""
+        named = {name for name, _ in self.names(statement)}
+        errors: dict[str, list[BaseException]] = {}
+
+        for name, value in self.frame.f_locals.items():
+            if name not in named and isinstance(value, list | tuple):
+                for one in value:
+                    if isinstance(one, BaseException):
+                        told = f"{name}: {type(one).__name__}: {one}"
+                        errors.setdefault(told[:SHORT], []).append(one)
+
+        return [
+            f"{len(found)} of {told}"
+            + (f"\n  {line}" if (line := _line_of_driver(found[0], files)) else "")
+            for told, found in list(errors.items())[:MOST]
+        ]
 
     def __str__(self) -> str:
         code = self.frame.f_code

@@ -41,7 +41,7 @@ class Report:
     given: str = field(default="", repr=False)
     """The target as the caller gave it; it may contain a password."""
     unfinished: int = 0
-    """Clauses that were not run, because the run was interrupted."""
+    """Clauses that were not run, because the run was interrupted or stopped."""
 
     @property
     def ok(self) -> bool:
@@ -118,6 +118,18 @@ class Report:
                 found.setdefault(one.reason, []).append(one.clause.id)
 
         return found
+
+    def same_error(self, outcome: Outcome) -> list[Outcome]:
+        """Return the failures by the error of this one, in the order of the run.
+
+        Numbers and random ids in the text do not count. A failure that is not an error
+        of the store is alone.
+        """
+        if outcome.expected != "no error":
+            return [outcome]
+
+        error = _without_ids(outcome)
+        return [one for one in self.failures if _without_ids(one) == error]
 
     def counts(self, level: str) -> Counter[Status]:
         """Count the outcomes of a level by status."""
@@ -304,6 +316,12 @@ class Report:
 
 def _is_not_checked(outcome: Outcome) -> bool:
     return outcome.status in (Status.SKIPPED, Status.UNSUPPORTED)
+
+
+def _without_ids(outcome: Outcome) -> tuple[str, str, str]:
+    line = outcome.where.partition("\n")[0]
+    seen = re.sub(r"\w*\d\w*", "#", outcome.seen)
+    return outcome.expected, seen, line
 
 
 def _facts(outcome: Outcome) -> str:

@@ -12,6 +12,7 @@ from conformance.case import Case, Store
 from conformance.clause import Level, clause
 from conformance.clauses.late import append_at_loaded_version
 from conformance.difference import check_equal
+from conformance.explain import explain
 from conformance.failure import Failure, Skip
 from conformance.harness import Harness
 from conformance.operations import (
@@ -117,12 +118,18 @@ async def _do(case: Case, cp: Store, lost: _Lost, proxy: Proxy) -> None:
         lost.answer = exc
 
     proxy.stop()
-    lost.applied = await tell_outcome(
-        write, await state(case.cp, place, write.at), f"{lost}"
-    )
 
-    # The handle works as before, whatever the fault has left behind.
-    await append_at_loaded_version(cp, getattr(place, write.at), late=1)
+    try:
+        lost.applied = await tell_outcome(
+            write, await state(case.cp, place, write.at), f"{lost}"
+        )
+
+        # The handle works as before, whatever the fault has left behind.
+        await append_at_loaded_version(cp, getattr(place, write.at), late=1)
+    except Exception as exc:
+        told = explain(exc, _do)
+        where = f"after {lost}\n{told.where}"
+        raise Failure(told.expected, told.seen, where) from exc
 
 
 @clause("wire.lost-answers-are-told", "proxy", level=DURABLE, deadline=90)
@@ -171,11 +178,12 @@ async def _check_reads(case: Case, fault: Fault) -> None:
                 with suppress(BackendUnavailable):
                     await read.run(cp, one)  # connects, and prepares statements
 
+                where = f"{read.name}, with {fault} at its round trip 1"
                 proxy.lose(fault)
 
                 with suppress(BackendUnavailable):
                     seen = await read.run(cp, one)
-                    check_equal(seen, expected, f"{read.name}, with {fault}")
+                    check_equal(seen, expected, where)
 
                 proxy.stop()
         finally:

@@ -44,7 +44,8 @@ Clauses = Annotated[
     list[str] | None,
     typer.Option(
         "--clause",
-        help="Check only this clause or subject; may be repeated.",
+        help="Check only this clause or subject, of the levels that you name; may be "
+        "repeated.",
         metavar="ID",
     ),
 ]
@@ -63,6 +64,15 @@ Seed = Annotated[
 Jobs = Annotated[
     int, typer.Option(min=1, help="Processes among which the clauses are shared.")
 ]
+ExitFirst = Annotated[
+    bool, typer.Option("-x", "--exitfirst", help="Stop at the first clause that fails.")
+]
+MaxFail = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Stop when so many clauses have failed.", show_default=False
+    ),
+]
 Listing = Annotated[
     bool, typer.Option("--list", help="Print the clauses and check nothing.")
 ]
@@ -79,6 +89,8 @@ def certify(
     seed: Seed = None,
     rounds: Rounds = 1.0,
     jobs: Jobs = 1,
+    exitfirst: ExitFirst = False,
+    maxfail: MaxFail = None,
     listing: Listing = False,
 ) -> None:
     """Check a store against the contract; print a certificate.
@@ -113,6 +125,7 @@ def certify(
         )
 
     console = stdout(markup=True)
+    most = 1 if exitfirst else maxfail
     interrupted = False
 
     try:
@@ -121,10 +134,16 @@ def certify(
         )
         _check_writable(junit, markdown)
 
+        if run.jobs < jobs and not json:
+            console.print("one job: only one process can open the store")
+
         try:
             for n, outcome in enumerate(run, 1):
                 if not json:
                     _came(console, run.report(), outcome, f"{n}/{len(run.clauses)}")
+
+                if len(run.report().failures) == most:
+                    break
         except KeyboardInterrupt:
             interrupted = True
     except BackendUnavailable as exc:
@@ -171,7 +190,17 @@ def _check_writable(*files: Path | None) -> None:
 def _came(console: Console, report: Report, outcome: Outcome, count: str) -> None:
     """Print an outcome at once: a line, or all about a failure."""
     if outcome.status == "failed":
-        _failed(console, report, outcome)
+        first, *_ = report.same_error(outcome)
+
+        if first is outcome:
+            _failed(console, report, outcome)
+            return
+
+        console.print(
+            f"[red bold]  fails[/] [bold]{escape(outcome.clause.id)}[/]: the same "
+            f"error as {escape(first.clause.id)}",
+            highlight=False,
+        )
         return
 
     console.print(
@@ -194,6 +223,7 @@ def _failed(console: Console, report: Report, outcome: Outcome) -> None:
 def _print(
     console: Console, report: Report, version: str, statuses: Sequence[Status]
 ) -> None:
+    told: list[Outcome] = []
     table = Table(title=f"{escape(report.target)} by suite {version}")
     table.add_column("level")
     table.add_column("verdict")
@@ -224,6 +254,15 @@ def _print(
 
     if report.sizes:
         console.print(f"limits      {report.sizes}", highlight=False)
+
+    for first, *others in map(report.same_error, report.failures):
+        if others and first not in told:
+            told.append(first)
+            console.print(
+                f"same error  in {counted(len(others), 'other clause')} since "
+                f"{escape(first.clause.id)}",
+                highlight=False,
+            )
 
     for reason, ids in report.unasked.items():
         console.print(

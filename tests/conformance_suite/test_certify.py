@@ -20,6 +20,7 @@ from conformance import (
     Outcome,
     Report,
     Status,
+    URLHarness,
     all_clauses,
     certify,
 )
@@ -121,6 +122,48 @@ def test_jobs_give_the_same_outcomes(tmp_path: Path) -> None:
     assert [[one.get(fact) for fact in facts] for one in shared] == [
         [one.get(fact) for fact in facts] for one in alone
     ]
+
+
+class Unwritable(URLHarness):
+    """A store whose every append fails, with another id in its message."""
+
+    def __init__(self) -> None:
+        super().__init__("memory://unwritable")
+
+    def open(self, **options: Any) -> Any:
+        checkpointer = MemoryCheckpointer[Any](**options)
+        store: Any = checkpointer.store
+
+        async def commit(batch: Any) -> Any:
+            raise RuntimeError(f"row {id(batch)} is locked")
+
+        store.commit = commit
+        return checkpointer
+
+
+def unwritable() -> Unwritable:
+    return Unwritable()
+
+
+def test_the_command_stops_and_counts_the_same_errors() -> None:
+    """-x after the first failure, --maxfail after so many; an error is shown once."""
+    target = f"{__name__}:unwritable"
+    words = "certify", target, "--clause", "append"
+    first = run_main(*words, "-x")
+    assert first.code == 1
+    assert first.out.count("fails append.") == 1
+    found = run_main(*words, "--maxfail", "3")
+    assert found.out.count("is locked") == 1
+    assert found.out.count(": the same error as append.") == 2
+    assert "same error  in 2 other clauses since append." in found.out
+
+
+def test_a_store_of_one_process_runs_one_job() -> None:
+    """Other processes would have stores of their own, or none; the command says it."""
+    words = "certify", "memory://", "--clause", "append.keeps-order", "--jobs", "2"
+    found = run_main(*words)
+    assert found.code == 0
+    assert "one job: only one process can open the store" in found.out
 
 
 async def test_an_unfinished_run_reports_what_it_has() -> None:

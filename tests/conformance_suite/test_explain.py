@@ -7,6 +7,8 @@ from typing import Any
 
 from conformance import Clause, Failure, Level, Outcome, Status, URLHarness, run_clause
 from conformance.case import Case
+from cpkit.driver import handle_over
+from cpkit.memory import MemoryStore
 
 
 def failed(check: Callable[[Case], Any]) -> Outcome:
@@ -74,3 +76,64 @@ def test_an_assertion_inside_the_store_is_an_error() -> None:
     assert outcome.expected == "no error"
     assert outcome.seen == "AssertionError: broken pool"
     assert outcome.where == "store.py:1 in <module>"
+
+
+DRIVER = """
+from cpkit.driver import StoreFailure
+
+
+def fail(*args):
+    try:
+        raise OSError("disk 7")
+    except OSError as exc:
+        raise StoreFailure("rejected", str(exc)) from exc
+"""
+
+
+def _broken_driver() -> Any:
+    """Return a function of a driver's file that fails as a store does."""
+    names: dict[str, Any] = {}
+    exec(compile(DRIVER, "/their/store.py", "exec"), names)
+    return names["fail"]
+
+
+def test_the_line_of_the_driver_comes_first() -> None:
+    """The kit raises its error elsewhere, of the one that the driver raised."""
+    fail = _broken_driver()
+
+    async def check(case: Case) -> None:
+        store: Any = MemoryStore()
+        store.commit = fail
+
+        async with handle_over(store) as cp:
+            await cp.append("t", [{}])
+
+    outcome = failed(check)
+    first, *others = outcome.where.splitlines()
+    assert first == "/their/store.py:7 in fail"
+    assert "disk 7" in outcome.seen
+    assert all("cpkit" in line for line in others)
+
+
+def test_errors_that_only_their_number_tells_are_shown() -> None:
+    """Answers that are not in the assert, each different error once, with its line."""
+    fail = _broken_driver()
+
+    async def check(case: Case) -> None:
+        answers: list[object] = [1, None]
+
+        for _ in range(4):
+            try:
+                fail()
+            except Exception as exc:
+                answers.append(exc)
+
+        lost = len(answers)
+        assert lost == 2
+
+    outcome = failed(check)
+    assert outcome.seen.splitlines() == [
+        "lost = 6",
+        "4 of answers: StoreFailure: disk 7 (rejected)",
+        "  /their/store.py:7 in fail",
+    ]
