@@ -44,10 +44,13 @@ def difference(
     ``None`` where they are equal. The place is a path such as ``[3].result['text']``.
     The order of the keys of an object does not count.
     """
-    if is_dataclass(seen) and type(seen) is type(expected):
-        names = [field.name for field in fields(seen)]
-        pairs = [(f".{n}", getattr(seen, n), getattr(expected, n)) for n in names]
-    elif isinstance(seen, dict) and isinstance(expected, dict):
+    if seen is expected:
+        return None
+
+    if isinstance(seen, str) and isinstance(expected, str):
+        return _of_texts(seen, expected, place or "the text")
+
+    if isinstance(seen, dict) and isinstance(expected, dict):
         if seen.keys() != expected.keys():
             return _of_keys(seen, expected, place or "the value")
 
@@ -57,8 +60,9 @@ def difference(
             (f"[{n}]", one, other)
             for n, (one, other) in enumerate(zip(seen, expected, strict=False))
         ]
-    elif isinstance(seen, str) and isinstance(expected, str):
-        return _of_texts(seen, expected, place or "the text")
+    elif is_dataclass(seen) and type(seen) is type(expected):
+        names = [field.name for field in fields(seen)]
+        pairs = [(f".{n}", getattr(seen, n), getattr(expected, n)) for n in names]
     elif _is_same(seen, expected):
         return None
     else:

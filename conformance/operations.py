@@ -441,14 +441,17 @@ async def state(
 
 def _plain(value: Any) -> Any:
     """Return JSON values; a time is a text."""
-    if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if value is None or isinstance(value, (str, int, float)):  # most values
+        return value
 
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
 
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
+
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
 
     return value.isoformat() if isinstance(value, datetime) else value
 
