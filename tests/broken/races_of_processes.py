@@ -75,6 +75,7 @@ class TearsABatch(Disk):
         for message in messages:
             version = await super().append(thread_id, [message], **options)
             options.pop("expected_version", None)
+            await asyncio.sleep(ROUND_TRIP)
 
         return version
 
