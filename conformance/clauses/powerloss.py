@@ -243,13 +243,13 @@ async def second_loss(case: Case) -> None:
 
 
 def _torn(trial: Trial, calls: list[Call]) -> Moment:
-    """Return a state that the store has to repair, if there is one of a few hundred.
+    """Return a state that the store has to repair, if there is one.
 
-    Small writes are rarely torn. The states are not kept: a server's are large.
+    The states are not kept: a server's are large.
     """
     chosen, count = None, 0
 
-    for moment in trial.moments(calls, trial.states(240), variants=("a mixture",)):
+    for moment in trial.moments(calls, trial.states(120), variants=("a mixture",)):
         count += moment.state.torn
 
         if chosen is None or (

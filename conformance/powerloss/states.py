@@ -15,6 +15,9 @@ __all__ = ["VARIANTS", "State", "state"]
 VARIANTS = ("nothing unsynced", "everything", "names", "contents", "a mixture")
 """What a state holds beyond what is synced."""
 
+_TRIES = 4
+"""Draws of a torn file: most are whole, where one small write is not synced."""
+
 _SHOWN = 12
 """How many unsynced changes a description lists."""
 
@@ -67,10 +70,18 @@ def state(disk: Disk, variant: str, random: Random, *, in_order: bool = False) -
         if not file.pending:
             return file.durable
 
-        how = random.choice((File.lost, File.kept, None, None))
-        tear = File.cut if in_order else File.torn
-        found = tear(file, random) if how is None else how(file)
-        torn = torn or found not in (file.lost(), file.kept())
+        if (how := random.choice((File.lost, File.kept, None, None))) is not None:
+            return how(file)
+
+        tear, whole = File.cut if in_order else File.torn, (file.lost(), file.kept())
+
+        for _ in range(_TRIES):
+            found = tear(file, random)
+
+            if found not in whole:
+                torn = True
+                break
+
         return found
 
     content: Callable[[File], bytes] = {
