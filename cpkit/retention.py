@@ -57,6 +57,9 @@ __all__ = [
     "prune",
 ]
 
+_SESSIONS = ("cpkit:openai-agents:", "cpkit:google-adk:", "cpkit:claude-agent-sdk:")
+"""Threads of cpkit itself that may be cut: their adapters read what is left."""
+
 _CHUNK = 500
 """Messages that are read at a time."""
 
@@ -80,7 +83,8 @@ class Retention:
     ``EffectErased``. A thread with a pending call or an open run keeps all of them.
 
     ``prefix`` limits it to threads whose ids start so. Threads of cpkit itself
-    (``cpkit:…``) are deleted only if the prefix names them, and never cut.
+    (``cpkit:…``) are deleted only if the prefix names them. Of these, only sessions of
+    the OpenAI Agents SDK, the ADK and the Claude Agent SDK are cut.
     """
 
     prefix: str = ""
@@ -253,7 +257,9 @@ class _Pass:
 
             if limit is not None and age > limit:
                 await self._delete(info)
-            elif not info.thread_id.startswith(INTERNAL):
+            elif not info.thread_id.startswith(INTERNAL) or (
+                info.thread_id.startswith(_SESSIONS)
+            ):
                 if self.policy.erases:
                     await self._erase_calls(info)
 

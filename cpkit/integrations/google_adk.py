@@ -401,13 +401,20 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
     async def _last(self, thread_id: str) -> tuple[int, dict[str, Any]]:
         """Return the version of the thread and its last message."""
+        known = 0
+
         while version := await self._cp.append(thread_id, []):
             records = await read_range(self._cp, thread_id, version - 1)
 
             if len(records) == 1:
                 return version, records[0]
 
-        return 0, {}
+            if version == known:  # all messages were trimmed
+                break
+
+            known = version
+
+        return version, {}
 
     # The states of apps and users
 
@@ -516,7 +523,10 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         while True:
             data = await self._load(thread_id, recent)
 
-            if data is None or data.first == 0 or not _wanted_all(data, after):
+            if data is None or not _wanted_all(data, after):
+                return data
+
+            if len(data.messages) < recent:  # these are all that were not trimmed
                 return data
 
             recent *= 4

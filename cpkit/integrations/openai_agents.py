@@ -337,6 +337,8 @@ class Session(SessionABC):
                     self._live.append((position, item))
                 case {"pop": popped} if self._live and self._live[-1][0] == popped:
                     self._live.pop()
+                case {"pop": int(popped)} if popped < self._thread.first:
+                    pass  # it was trimmed
                 case {"clear": True}:
                     self._live.clear()
                 case _:
