@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from cpkit.driver.jsontext import encode_json
 from cpkit.fenced import read_part
 from cpkit.records import CallRecord
@@ -56,7 +58,7 @@ async def weigh(cp: Any, thread_id: str, calls: Sequence[CallRecord]) -> Weight:
     if data is None:
         return Weight(thread_id, 0, 0, 0, 0)
 
-    sample = _bytes(data.messages)
+    sample = _bytes([to_jsonable_python(one) for one in data.messages])
     messages = len(data.messages)
 
     if messages == _SAMPLE:

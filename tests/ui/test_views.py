@@ -260,6 +260,25 @@ async def test_the_store_view_counts_what_doctor_counts(
         assert (data["threads"], data["messages"]) == (1, 1)
 
 
+async def test_the_store_view_names_the_largest_threads(
+    cp: Any, client: Client
+) -> None:
+    """About how many bytes they have, and of what."""
+    await cp.append("talk", [{"text": "x" * 900}] * 30, extra={"k": 1})
+    await cp.append("small", [{}])
+    await cp.record_issued("calls", ToolCall("c", "pay", {"n": "y" * 5_000}, "k"))
+
+    async with client(cp) as http:
+        largest = (await http.get("/store.json")).json()["largest"]
+        page = (await http.get("/store")).text
+
+    assert [one["thread_id"] for one in largest] == ["talk", "calls", "small"]
+    assert largest[0]["bytes"] == 30 * len('{"text":""}' + "x" * 900) + len('{"k":1}')
+    assert largest[1]["shares"] == {"calls": 100}
+    assert "Largest threads" in page
+    assert "about 27.3 kB: 100 % messages" in page
+
+
 async def test_a_lease_is_shown_with_its_holder(cp: Any, client: Client) -> None:
     """The page of what waits names the process that runs a thread."""
     async with thread_lease(cp, "busy", holder="worker-7"), client(cp) as http:
