@@ -19,6 +19,12 @@ PRODUCED = {
         "test_a_place_that_is_weak_and_nearly_full_is_a_finding": [
             "a full disk refuses every write"
         ],
+        "test_the_longest_threads_are_named": ["which each load reads"],
+        "test_the_largest_threads_are_named": [
+            "has about … of args and results",
+            "has about … of messages",
+        ],
+        "test_free_space_is_told": ["bytes of the file, which are used again"],
         "test_keys_without_calls_and_calls_without_keys_are_counted": [
             "calls, such as …, have no key in `used-keys/`",
             "lines of `used-keys/` without a call",
