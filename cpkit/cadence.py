@@ -41,9 +41,8 @@ MessageT = TypeVar("MessageT")
 
 # The methods of the store before which a wrapper writes what is buffered, and others.
 _AFTER_FLUSH = """load read load_range save_extra record_issued list_threads dump_thread
-    restore_thread delete_thread trim search_threads""".split()
-_AS_IT_IS = """record_result find_completed list_calls find_call erase_calls watch
-    durability""".split()
+    restore_thread delete_thread trim erase_calls search_threads""".split()
+_AS_IT_IS = "record_result find_completed list_calls find_call watch durability".split()
 
 
 def is_turn_end(message: Any) -> bool:
