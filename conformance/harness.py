@@ -138,8 +138,22 @@ class Harness:
         """
         raise NotImplementedError("this harness has no server")
 
+    async def damage(self, thread_id: str) -> None:
+        """Make a stored message of this thread a text that cannot be decoded.
+
+        Change the row with the engine's own means, as a bad disk or a program does.
+        """
+        raise NotImplementedError("this harness cannot damage a stored row")
+
     def nodes(self) -> Nodes | None:
         """Return the nodes of a replicated store, for the level ``replicated``."""
+        return None
+
+    def at_node(self, node: str) -> Harness | None:
+        """Return a harness whose handles connect to this one of the `nodes`.
+
+        ``None``, the default, is for an engine whose clients choose the node.
+        """
         return None
 
     def short_waits(self, seconds: float) -> dict[str, Any]:
@@ -172,6 +186,10 @@ class Harness:
         elif ability == "pause":
             if type(self).pause is Harness.pause:
                 return "the harness cannot pause and resume a server"
+
+        elif ability == "damage":
+            if type(self).damage is Harness.damage:
+                return "the harness cannot damage a stored row"
 
         elif ability == "nodes":
             if self.nodes() is None:

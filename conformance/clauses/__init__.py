@@ -29,6 +29,8 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     watch,
     model,
     concurrent,
+    pairs,
+    promises,
     moments,
     linearizable,
     trim_races,

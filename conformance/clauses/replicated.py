@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from random import Random
+from typing import Any
 
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
@@ -31,6 +32,9 @@ TIMEOUT = 4.0
 BEFORE, AFTER, PACE = 150, 40, 0.004
 """Operations of each client that begins before the fault, those of one that begins at
 another time, and seconds between them. The leader fails while the first ones work."""
+
+ROUNDS = 30
+"""Writes that are read at every node."""
 
 Fault = Callable[[Nodes, str], Awaitable[None]]
 
@@ -255,3 +259,44 @@ async def leader_cut_off(case: Case) -> None:
                 await nodes.cut(leader, other)
 
     await _lose_a_leader(case, cut_off)
+
+
+@clause(
+    "replicated.reads-at-other-nodes",
+    "nodes",
+    KeepsReceipts,
+    level=REPLICATED,
+    deadline=120,
+)
+async def reads_at_other_nodes(case: Case) -> None:
+    """What one node acknowledged is in the next read at every other node."""
+    nodes = case.harness.nodes()
+    assert nodes is not None
+    names, at_node = await nodes.names(), case.harness.at_node
+    at = [found for name in names if (found := at_node(name))]
+
+    if len(at) < 2:
+        case.skip("the harness opens no handles at named nodes")
+
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(one.open()) for one in at]
+        cps: list[Any] = opened
+        thread = case.id()
+
+        for n in range(case.times(ROUNDS)):
+            writer, call = cps[n % len(cps)], case.call()
+            version = await writer.append(thread, [{"n": n}])
+            await writer.record_issued(thread, call)
+
+            for cp in cps:
+                loaded = await cp.load(thread)
+                assert loaded is not None, f"round {n}, at another node"
+                assert loaded.version == version, f"round {n}, at another node"
+                holder = await cp.find_call(call.idempotency_key)
+                assert holder is not None, f"round {n}, at another node"
+
+        load = _Load(case)
+        await load.start(cps, "nodes", AFTER)
+
+        for cp in cps:
+            await load.check(cp)

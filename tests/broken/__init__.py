@@ -27,6 +27,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     places,
     powerloss,
     powerloss_writes,
+    promises,
     races,
     races_of_processes,
     ranges,

@@ -92,6 +92,9 @@ class ReplicatedHarness(Harness):
     def elsewhere(self) -> Harness | None:
         return None
 
+    def at_node(self, node: str) -> Harness:
+        return self  # both nodes have the same tables
+
     def nodes(self) -> Nodes:
         pair: Nodes = find(self.kind).pair
         return pair
