@@ -68,6 +68,13 @@ class Harness:
     is not synced, and leaves no holes in it.
     """
 
+    names_in_order: bool = False
+    """Whether the engine needs a file system whose names reach the disk in their order.
+
+    If so, the simulated disk keeps the first of the names that are not synced, and
+    loses the others; without it, each of them is there or not.
+    """
+
     @property
     def name(self) -> str:
         """The store's name in reports and command lines, without a password."""

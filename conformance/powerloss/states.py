@@ -44,17 +44,25 @@ class State(NamedTuple):
                 place.chmod(0o600)
 
 
-def state(disk: Disk, variant: str, random: Random, *, in_order: bool = False) -> State:
+def state(
+    disk: Disk,
+    variant: str,
+    random: Random,
+    *,
+    in_order: bool = False,
+    names_in_order: bool = False,
+) -> State:
     """Return one state: synced is everything that was, and the variant of the rest.
 
     ``in_order``: what is not synced of a file is cut, and has no holes.
+    ``names_in_order``: of the names that are not synced, the first ones are there.
     """
     names: list[Names] = []
 
     if variant in ("everything", "names"):
         names = disk.names
     elif variant == "a mixture":
-        names = _some(disk.names, random)
+        names = _some(disk.names, random, names_in_order)
 
     def lost(file: File) -> bytes:
         return file.lost()
@@ -93,12 +101,12 @@ def state(disk: Disk, variant: str, random: Random, *, in_order: bool = False) -
     return State(contents, _description(disk, variant, names), torn)
 
 
-def _some(names: list[Names], random: Random) -> list[Names]:
+def _some(names: list[Names], random: Random, in_order: bool) -> list[Names]:
     """Return changes that reached the disk: the first ones, or any.
 
     Changes of one name reach it in their order.
     """
-    if random.random() < 0.5:
+    if random.random() < 0.5 or in_order:
         return names[: random.randint(0, len(names))]
 
     chosen = []

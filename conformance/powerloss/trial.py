@@ -217,7 +217,13 @@ class Trial:
 
             for variant in chosen.get(number, ()):
                 in_order = self.harness.appends_in_order
-                found = state(disk, variant, self.case.random, in_order=in_order)
+                found = state(
+                    disk,
+                    variant,
+                    self.case.random,
+                    in_order=in_order,
+                    names_in_order=self.harness.names_in_order,
+                )
                 key = hash((frozenset(found.contents.items()), *progress.least))
 
                 if key not in seen:

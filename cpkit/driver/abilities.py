@@ -19,6 +19,7 @@ from cpkit.driver.store import (
     StoresDumps,
     StoresReceipts,
     StoresThreadLists,
+    limits_of,
 )
 from cpkit.driver.writes import Erase, EraseCalls, Trim
 from cpkit.errors import PayloadTooLarge
@@ -108,7 +109,7 @@ class _Moves(Handle[MessageT]):
     async def restore_thread(self, dump: ThreadDump) -> None:
         self._check()
         write = encode_dump(self._codec, dump)
-        limit = self.store.limits.max_append
+        limit = limits_of(self.store).max_append
 
         if write.first and not isinstance(self, _Trims):
             raise ValueError(f"{self.store.name} cannot hold a trimmed thread")
@@ -167,7 +168,7 @@ def handle_over(
     supported: dict[type[Handle[Any]], bool] = {
         _Lists: isinstance(store, StoresThreadLists),
         _Receipts: isinstance(store, StoresReceipts),
-        _Erases: store.erases,
+        _Erases: getattr(store, "erases", False),
         _Trims: getattr(store, "trims", False),
         _ErasesCalls: getattr(store, "erases_calls", False),
         _Moves: isinstance(store, StoresDumps),

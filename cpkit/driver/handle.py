@@ -20,7 +20,7 @@ from cpkit.driver.ids import check_id, span
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import can_scan, read_markers
 from cpkit.driver.metrics import Metrics, provided_meter
-from cpkit.driver.store import DriverOptions, Limits, Store
+from cpkit.driver.store import DriverOptions, Limits, Store, limits_of
 from cpkit.driver.store_calls import StoreCalls
 from cpkit.driver.watching import Watching
 from cpkit.driver.writes import Append, StoredCall
@@ -82,7 +82,7 @@ class Handle(Generic[MessageT]):
             await self.aclose()
             raise
 
-        self._codec.lower_limits(self.store.limits)
+        self._codec.lower_limits(limits_of(self.store))
 
         if (meter := provided_meter()) is not None:
             metrics = Metrics(meter, self.store.name.partition(":")[0])

@@ -35,6 +35,7 @@ __all__ = [
     "StoresMarkers",
     "StoresReceipts",
     "StoresThreadLists",
+    "limits_of",
 ]
 
 # Bytes of JSON, where neither the options nor the engine say less.
@@ -63,6 +64,12 @@ class Limits(NamedTuple):
     max_append: int = 2**63 - 1
 
 
+def limits_of(store: Store) -> Limits:
+    """Return what the store's engine can hold; any size where it does not say."""
+    limits: Limits = getattr(store, "limits", Limits())
+    return limits
+
+
 class Store(Protocol):
     """Keeps bytes for one URL.
 
@@ -74,15 +81,16 @@ class Store(Protocol):
     A store raises `StoreFailure` in place of its client's errors. It raises
     ``CorruptThread`` for a stored row that cannot be decoded, and, in ``open``,
     ``SchemaMismatch`` or ``InvalidURL``.
+
+    What a store need not have is off where it is missing. ``limits``, a `Limits`, is
+    what the engine can hold, read after ``open``. With ``erases = True`` ``commit``
+    takes `Erase`, with ``trims = True`` `Trim`, with ``erases_calls = True``
+    `EraseCalls`, and with a method ``dump`` `Restore`.
     """
 
     @property
     def name(self) -> str:
         """How errors call the store: scheme, host and database, never a password."""
-
-    @property
-    def limits(self) -> Limits:
-        """What the engine can hold; read after ``open``."""
 
     @property
     def max_writes(self) -> int:
@@ -103,14 +111,6 @@ class Store(Protocol):
 
         All writes of one ``commit`` are of one thread then, and ``commit`` may be
         called for several threads at once. Otherwise one call follows the other.
-        """
-
-    @property
-    def erases(self) -> bool:
-        """Whether ``commit`` takes `Erase`.
-
-        With ``trims = True`` it takes `Trim`, and with ``erases_calls = True`` also
-        `EraseCalls`.
         """
 
     async def open(self) -> None:

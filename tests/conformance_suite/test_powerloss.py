@@ -17,7 +17,7 @@ from conformance.clauses.powerloss import NAMES, STEPS
 from conformance.failure import Skip
 from conformance.operations import WRITES, Write
 from conformance.powerloss.disk import Disk
-from conformance.powerloss.files import Change, File
+from conformance.powerloss.files import Change, File, Names
 from conformance.powerloss.recording import tracer
 from conformance.powerloss.script import (
     ABILITIES,
@@ -124,6 +124,26 @@ def test_appends_in_order_are_cut_without_holes() -> None:
     whole, random = file.kept(), Random(0)
     assert all(whole.startswith(file.cut(random)) for _ in range(200))
     assert not all(whole.startswith(file.torn(random)) for _ in range(200))
+
+
+def test_names_in_order_are_a_beginning() -> None:
+    """Of the names that are not synced no later one is there without the earlier."""
+
+    def some(*, in_order: bool) -> set[tuple[str, ...]]:
+        disk, random = Disk("/store"), Random(0)
+
+        for n, name in enumerate("abcd"):
+            disk.names.append(Names(name, n, [(disk.root, name, File(name))]))
+
+        states = (
+            state(disk, "a mixture", random, names_in_order=in_order)
+            for _ in range(100)
+        )
+        return {tuple(sorted(one.contents)) for one in states}
+
+    beginnings = {tuple("abcd"[:count]) for count in range(5)}
+    assert some(in_order=True) == beginnings
+    assert some(in_order=False) > beginnings
 
 
 ALL = [*ABILITIES.values()]

@@ -33,7 +33,13 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
-from cpkit.driver import FullHandle, Limits, StoreFailure, handle_over
+from cpkit.driver import (
+    DriverOptions,
+    FullHandle,
+    Limits,
+    StoreFailure,
+    handle_over,
+)
 from cpkit.memory import MemoryStore
 from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
 from tests.stores import KINDS, fresh_url
@@ -710,3 +716,28 @@ async def test_a_trim_whose_answer_is_lost_may_be_repeated() -> None:
         assert raised.value.maybe_applied
         assert await cp.trim("t", 1) == 0
         assert await cp.read("t") == [{"n": 2}]
+
+
+async def test_a_store_need_not_state_limits_or_deletions() -> None:
+    """Without them it has no limits of its own, and its handle deletes nothing."""
+
+    class Small:
+        """The methods and attributes of the interface, and no more."""
+
+        name, max_writes, timeout, locks_threads = "small", 1, None, False
+
+        def __init__(self) -> None:
+            memory = MemoryStore()
+            self.open, self.close = memory.open, memory.close
+            self.commit, self.snapshot = memory.commit, memory.snapshot
+            self.holder, self.durability = memory.holder, memory.durability
+
+    store: Any = Small()
+
+    async with handle_over(store) as handle:
+        assert await handle.append("t", [{}]) == 1
+        assert handle.limits == (
+            DriverOptions().max_payload,
+            DriverOptions().max_append,
+        )
+        assert not isinstance(handle, ErasesThreads | TrimsThreads | MovesThreads)
