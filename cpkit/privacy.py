@@ -27,12 +27,15 @@ class Rewrapped:
     """How many threads there are, how many got records, and how many have plain values.
 
     ``busy`` names the threads that other writers did not leave alone: run it again.
+    ``damaged`` says where a value has no head that can be read: such a thread still
+    needs the older keys.
     """
 
     threads: int
     rewrapped: int
     with_plain: int
     busy: list[str]
+    damaged: list[str]
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,18 @@ async def rewrap(
 
     threads = rewrapped = with_plain = 0
     busy = []
+    damaged = []
 
     async for page in thread_pages(cp, prefix=prefix):
         for info in page:
-            outcome, seals = await _rewrap(cp, store, info.thread_id)
             threads += 1
+
+            try:
+                outcome, seals = await _rewrap(cp, store, info.thread_id)
+            except CorruptThread as exc:
+                damaged.append(str(exc))
+                continue
+
             rewrapped += outcome == "rewrapped"
             with_plain += bool(seals.plain)
 
@@ -86,7 +96,7 @@ async def rewrap(
 
         progress(len(page))
 
-    return Rewrapped(threads, rewrapped, with_plain, busy)
+    return Rewrapped(threads, rewrapped, with_plain, busy, damaged)
 
 
 async def _rewrap(cp: Any, store: SealedStore, thread_id: str) -> tuple[str, Seals]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ import typer
 from cpkit.cli.output import print_json, printable, progress, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, destination, display_url, open_store
+from cpkit.keyring import keyring_at
 from cpkit.protocol import ErasesThreads, ListsThreads, MovesThreads
 from cpkit.tools.copying import CopyReport, ExportFile, Source, copy_store
 from cpkit.tools.formats import counted
@@ -70,7 +73,10 @@ async def _copy(src: str, dst: str, update: bool) -> CopyReport:
         raise BadUse("SRC and DST are the same store")
 
     if Path(src).suffix == ".jsonl" and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", src):
-        return await _into(await asyncio.to_thread(ExportFile, src), dst, update)
+        place = os.environ.get("CPKIT_KEYRING")
+        ring = await asyncio.to_thread(keyring_at, place) if place else None
+        export = await asyncio.to_thread(partial(ExportFile, src, keyring=ring))
+        return await _into(export, dst, update)
 
     async with open_store(src, ListsThreads, MovesThreads) as source:
         return await _into(source, dst, update)

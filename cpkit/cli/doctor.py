@@ -31,6 +31,7 @@ from cpkit.cli.stores import (
     supports,
 )
 from cpkit.driver import Limits, StoreInfo
+from cpkit.driver.sealed import SealedStore
 from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD
 from cpkit.errors import BackendUnavailable, CorruptThread
 from cpkit.fenced import read_part
@@ -116,6 +117,7 @@ async def _examine(
         if check and counted is not None:
             damaged += await _lost_keys(cp)
 
+        sealed = await _sealed(cp, bound) if can_list else {}
         probe = (
             {"ok": True, "words": "skipped: --read-only"}
             if read_only
@@ -139,7 +141,7 @@ async def _examine(
             "longest_threads": longest,
             "largest_threads": largest,
             "oldest_pending": None if oldest is None else _as_json(oldest),
-            "facts": dict(more.facts) | _space(found and found.path),
+            "facts": dict(more.facts) | _space(found and found.path) | sealed,
             "damaged": [*damaged, *more.damaged],
             "probe": probe,
         }
@@ -235,6 +237,30 @@ async def _length(cp: Store, info: ThreadInfo) -> dict[str, Any]:
             first, _ = await read_part(cp, info.thread_id, 0, 0)
 
     return {"thread_id": info.thread_id, "messages": info.version - first}
+
+
+async def _sealed(cp: Store, bound: int | None) -> dict[str, str]:
+    """Count the threads that are encrypted, in a store that has a keyring.
+
+    Of so many threads it looks at the newest message, extra and calls; of all, at all.
+    """
+    store = getattr(cp, "store", None)
+
+    if not isinstance(store, SealedStore):
+        return {}
+
+    plain = count = 0
+
+    async for page in thread_pages(cp, limit=bound):
+        for info in page:
+            with suppress(CorruptThread):  # which the survey has told
+                start = 0 if bound is None else -1
+                plain += bool((await store.examine(info.thread_id, start)).plain)
+
+        count += len(page)
+
+    threads = counted(count, "thread")
+    return {"encrypted": f"{threads}, {plain} of them with values from before"}
 
 
 async def _lost_keys(cp: Store) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cpkit.cli.output import print_json, progress
-from cpkit.cli.running import BadUse, Exit, fail, run
+from cpkit.cli.running import Exit, fail, run
 from cpkit.cli.stores import Url, display_url, open_store, store_url
 from cpkit.privacy import Erasure
 from cpkit.privacy import erase as erase_threads
@@ -40,7 +40,7 @@ def erase(
     is run again, and does what is left.
     """
     if not prefix:
-        raise BadUse("--prefix is empty")
+        fail(Exit.BAD_USE, "--prefix is empty")
 
     place = store_url(url)
 

@@ -14,6 +14,8 @@ import typer
 from cpkit.cli.output import progress, write_json_line
 from cpkit.cli.running import Exit, fail, print_stderr, run
 from cpkit.cli.stores import no_thread, open_store, store_url
+from cpkit.driver.seal import LineSeal
+from cpkit.driver.sealed import SealedStore
 from cpkit.protocol import ListsThreads, MovesThreads
 from cpkit.registry import driver_names
 from cpkit.tools.copying import Problem, export_lines
@@ -41,25 +43,33 @@ Output = Annotated[
 ]
 
 
-def export(words: Words = None, output: Output = None) -> None:
+InTheClear = Annotated[
+    bool, typer.Option("--open", help="Write an encrypted store in the clear.")
+]
+
+
+def export(
+    words: Words = None, output: Output = None, in_the_clear: InTheClear = False
+) -> None:
     """Export threads exactly, as lines of JSON.
 
     Each has its messages, extra, calls and times. Deleted threads that keep the keys
     of their calls are exported too. `cpkit copy NAME.jsonl DST` imports such a file.
     The file appears under its name when it is complete. A damaged thread is named and
-    left out; then the command exits with 1.
+    left out; then the command exits with 1. The lines of an encrypted store are
+    encrypted too.
     """
     if output is None:
-        _, damaged = run(_export(words or [], write_json_line))
+        _, damaged = run(_export(words or [], write_json_line, in_the_clear))
     else:
-        count, damaged = _to_file(words or [], output)
+        count, damaged = _to_file(words or [], output, in_the_clear)
         print_stderr(f"exported {counted(count, 'thread')} to {output}")
 
     if damaged:
         raise typer.Exit(Exit.NO)
 
 
-def _to_file(words: list[str], output: Path) -> tuple[int, int]:
+def _to_file(words: list[str], output: Path, in_the_clear: bool) -> tuple[int, int]:
     """Write a temporary file, and give it its name when it is complete."""
     try:
         if output.exists():
@@ -73,7 +83,7 @@ def _to_file(words: list[str], output: Path) -> tuple[int, int]:
 
     try:
         with open(descriptor, "wb") as file:
-            counts = run(_export(words, file.write))
+            counts = run(_export(words, file.write, in_the_clear))
             file.flush()
             os.fsync(file.fileno())
 
@@ -106,11 +116,13 @@ def _give_name(draft: str, output: Path) -> None:
             raise
 
 
-async def _export(words: list[str], put: Callable[[bytes], object]) -> tuple[int, int]:
+async def _export(
+    words: list[str], put: Callable[[bytes], object], in_the_clear: bool
+) -> tuple[int, int]:
     """Return how many threads were exported, and how many are damaged."""
     url, named = _split_words(words)
     ids = list(dict.fromkeys(named))
-    count = damaged = 0
+    count = damaged = number = 0
 
     def report(problem: Problem) -> None:
         nonlocal damaged
@@ -122,9 +134,16 @@ async def _export(words: list[str], put: Callable[[bytes], object]) -> tuple[int
             if await find_thread(cp, thread_id, erased=True) is None:
                 raise no_thread(url, thread_id)
 
+        store = getattr(cp, "store", None)
+        seal = None
+
+        if isinstance(store, SealedStore) and not in_the_clear:
+            seal = LineSeal(store.keyring)
+
         with progress("exporting", len(ids) or None) as advance:
             async for line in export_lines(cp, ids or None, on_damage=report):
-                put(line)
+                number += 1
+                put(line if seal is None else seal.sealed(line, number))
 
                 if line.startswith(b'{"end"'):
                     advance(1)

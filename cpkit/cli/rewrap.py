@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cpkit.cli.output import print_json, progress, write
-from cpkit.cli.running import BadUse, Exit, run
+from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, Url, open_store, store_url
 from cpkit.privacy import Rewrapped
 from cpkit.privacy import rewrap as rewrap_store
@@ -27,7 +27,7 @@ def rewrap(url: Url = None, prefix: Prefix = "", json: Json = False) -> None:
 
     Reads every thread once; agents go on. After it, remove the older keys from the
     keyring. Interrupted, it is run again, and does what is left. Exits with 1 if
-    threads were too busy.
+    threads were too busy or are damaged.
     """
     done = run(_rewrap(store_url(url), prefix), "run it again for the rest")
 
@@ -37,9 +37,12 @@ def rewrap(url: Url = None, prefix: Prefix = "", json: Json = False) -> None:
         plain = f", {done.with_plain} with plain values" if done.with_plain else ""
         busy = f", {len(done.busy)} too busy: run it again" if done.busy else ""
         threads = counted(done.threads, "thread")
+        for problem in done.damaged:
+            print_stderr(f"not rewrapped: {problem}")
+
         write(f"{done.rewrapped} of {threads} rewrapped{plain}{busy}\n")
 
-    raise typer.Exit(Exit.NO if done.busy else Exit.DONE)
+    raise typer.Exit(Exit.NO if done.busy or done.damaged else Exit.DONE)
 
 
 async def _rewrap(url: str, prefix: str) -> Rewrapped:

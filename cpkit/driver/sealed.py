@@ -1,20 +1,8 @@
 """Encryption: a store whose values are sealed on the way in and opened on the way out.
 
 A `SealedStore` stands between a `Handle` and any `Store`. Both are as without it: the
-handle sees plain JSON, and the store keeps other JSON. A sealed value is::
-
-    ["cpkit:1:<key id>:<wrapped data key>:<CRC-32>","<nonce, ciphertext, tag>","cpkit:"]
-
-The first part is its *head*. The value is JSON, padded with spaces so that base64 has
-no unused bits, and encrypted by AES-256-GCM with a random nonce of 96 bits. It is bound
-to its place by associated data: the head, the keyring's name, the thread, the kind of
-value, and the position of a message, the key of extra, or the id of a call, with its
-key and tool (args) or its status (result).
-
-The data key is in each head, wrapped by the keyring. So a value can be opened by
-itself, and two processes that begin a thread at once make two data keys, which is fine.
-For a head that an older key of the ring wrapped, extra can have a *record*: the same
-data key under the newest key. ``cpkit rewrap`` adds records; the handle hides them.
+handle sees plain JSON, and the store keeps other JSON, in the form that
+`cpkit.driver.seal` describes.
 
 A message is bound to its position, which only a fenced append knows. So an unfenced
 append becomes one at the version that this handle knows. Where another writer came
@@ -25,23 +13,36 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
-from typing import Any, NamedTuple, TypeAlias, TypeVar
-from zlib import crc32
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic_core import CoreConfig, SchemaValidator, core_schema, to_json
-
+from cpkit.driver.codec import Codec
+from cpkit.driver.seal import (
+    CUT,
+    END,
+    MARK,
+    DataKey,
+    Item,
+    Sealer,
+    as_bytes,
+    corrupt,
+    decode_text,
+    head_if_sealed,
+    head_of,
+    is_record,
+    is_sealed,
+    key_id_of,
+    make_room,
+    record_key,
+)
 from cpkit.driver.store import (
     Decode,
     Limits,
     Store,
     StoresDumps,
     StoresReceipts,
+    limits_of,
 )
 from cpkit.driver.writes import (
     Append,
@@ -65,18 +66,11 @@ from cpkit.errors import CheckpointerError, CorruptThread, KeyMissing, PayloadTo
 from cpkit.keyring import Keyring, keyring_at
 from cpkit.records import Durability, JsonValue
 
-__all__ = ["SealedStore", "Seals", "is_sealed", "key_id_of", "record_key"]
+__all__ = ["SealedStore", "Seals"]
 
 T = TypeVar("T")
 
-_Item: TypeAlias = "tuple[bytes | str, bytes | str]"
-
-_START, _END = b'["cpkit:', b',"cpkit:"]'
-_CUT = -len(_END)
-_HEAD = re.compile(rb'\["cpkit:1:([\w.-]{1,64}):([\w=-]+):([0-9a-f]{8})"')
-# The key in extra of a record, of which a part of the digest of the head is the name.
-_RECORD = b'"cpkit:key:%b"'
-_RECORDS = _RECORD[:-3]
+_CODEC: Codec[Any] = Codec(Any)
 
 # Bytes that no append has: an engine that takes so many has no limit.
 _LARGE = 2**40
@@ -84,13 +78,6 @@ _LARGE = 2**40
 _HEAD_BYTES = 1024
 # Seconds between two looks whether the file of a keyring has changed.
 _LOOK_PAUSE = 1.0
-# Threads, and data keys, that a handle remembers.
-_REMEMBERED = 4096
-
-# pydantic_core decodes base64 six times faster than the standard library.
-_decode = SchemaValidator(
-    core_schema.bytes_schema(strict=True), CoreConfig(val_json_bytes="base64")
-).validate_json
 
 
 class Seals(NamedTuple):
@@ -106,41 +93,23 @@ class Seals(NamedTuple):
     plain: int
 
 
-@dataclass(slots=True)
-class _Thread:
-    """What seals the next values of a thread, and the version as far as is known."""
-
-    key_id: str
-    head: bytes
-    cipher: Any
-    bound: bytes
-    version: int = 0
-
-
-class SealedStore:
+class SealedStore(Sealer):
     """A store that keeps no readable value.
 
     It has the optional abilities of the store behind it, except the search.
     """
 
     def __init__(self, store: Store, keyring: Keyring | str | os.PathLike[str]) -> None:
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
+        super().__init__(keyring)
         self._store: Any = store
         is_place = isinstance(keyring, str | os.PathLike)
         self._place: Any = keyring if is_place else None
-        self._ring: Any = keyring
         self._look_at = 0.0
-        self._cipher_of: Callable[[bytes], Any] = AESGCM
-        self._wrong: type[Exception] = InvalidTag
-        self._threads: dict[str, _Thread] = {}
-        self._ciphers: dict[bytes, Any] = {}  # by head
-        self._records: dict[bytes, bytes] = {}  # the head of a record by its key
+        self._threads: dict[str, DataKey] = {}
         self.max_writes = store.max_writes
         self.timeout = store.timeout
         self.locks_threads = store.locks_threads
-        self.erases = store.erases
+        self.erases = getattr(store, "erases", False)
         self.trims = getattr(store, "trims", False)
         self.erases_calls = getattr(store, "erases_calls", False)
 
@@ -156,13 +125,18 @@ class SealedStore:
             self.dump = self._dump
 
     @property
+    def keyring(self) -> Keyring:
+        ring: Keyring = self._ring
+        return ring
+
+    @property
     def name(self) -> str:
         name: str = self._store.name
         return name
 
     @property
     def limits(self) -> Limits:
-        value, append = self._store.limits
+        value, append = limits_of(self._store)
         return Limits((value - _HEAD_BYTES) * 3 // 4, append)
 
     async def open(self) -> None:
@@ -171,7 +145,7 @@ class SealedStore:
 
         self._reload = getattr(self._ring, "reload", None)
         await self._store.open()
-        self._max_append = self._store.limits.max_append
+        self._max_append = limits_of(self._store).max_append
         self._is_limited = self._max_append < _LARGE
 
     async def close(self) -> None:
@@ -200,7 +174,13 @@ class SealedStore:
 
             sealed.append(self._seal(write, thread, ends))
 
-        outcomes = [*await self._store.commit(sealed)]
+        try:
+            outcomes = [*await self._store.commit(sealed)]
+        except BaseException:
+            for write in batch:
+                self._threads.pop(write.thread_id, None)
+
+            raise
 
         for i, write in enumerate(batch):
             outcome = outcomes[i]
@@ -213,7 +193,7 @@ class SealedStore:
 
         return outcomes
 
-    async def _thread(self, write: Write) -> _Thread:
+    async def _thread(self, write: Write) -> DataKey:
         """Return what seals the values of a thread: its newest key, or a new one.
 
         Reading the thread first shows a wrong keyring before anything is written.
@@ -221,67 +201,48 @@ class SealedStore:
         thread_id = write.thread_id
 
         if type(write) in (Trim, Erase, EraseCalls, Restore):
-            return self._begin(thread_id, 0)
+            return self._new(thread_id, 0)
+
+        self._threads.pop(thread_id, None)
 
         try:
-            found = await self._store.snapshot(
-                thread_id, -1, None, lambda rows, _: list(rows)
-            )
+            found = await self.snapshot(thread_id, -1, None, lambda rows, _: [*rows])
 
-            if found is None:
-                return self._begin(thread_id, 0)
+            is_empty = found and not (found.messages or found.items or found.pending)
 
-            args = [call.args for call in found.pending]
-            values = [*found.messages, *(value for _, value in found.items), *args]
-            self._learn(found.items)
-            return self._adopt(thread_id, values, found.version)
+            if is_empty and hasattr(self, "calls"):
+                await self._calls(thread_id)
+        except CorruptThread:  # which a reader hears of
+            found = await self._store.snapshot(thread_id, 0, 0, lambda rows, _: [*rows])
         except StoreFailure as exc:
             raise StoreFailure("not sent", exc.reason) from exc
 
-    def _adopt(
-        self, thread_id: str, values: Sequence[bytes | str], version: int
-    ) -> _Thread:
-        """Go on with the key of a value, if the newest key of the ring wrapped it."""
+        version = 0 if found is None else found.version
+        return self._threads.get(thread_id) or self._begin(thread_id, version)
+
+    def _adopt(self, thread_id: str, heads: Iterable[bytes], version: int) -> None:
+        """Go on with the data key of a value that was read, unless it is an old one."""
         newest = self._ring.newest
-        heads = [_head(_bytes(one)) for one in values if is_sealed(one)]
 
         for head in heads:
-            try:
-                cipher = self._cipher(head, thread_id, "its newest value")
-            except CorruptThread:  # which whoever reads it hears of
-                continue
-
             if key_id_of(head) == newest:
-                return self._remember(thread_id, newest, head, cipher, version)
+                cipher = self._cipher(head, thread_id, "its newest value")
+                thread = DataKey(newest, head, cipher, self._bound(head, thread_id))
+                thread.version = version
+                self._remember(thread_id, thread)
+                return
 
-        return self._begin(thread_id, version)
-
-    def _begin(self, thread_id: str, version: int) -> _Thread:
-        """Make a data key for a thread."""
-        data_key = os.urandom(32)
-        key_id, head = self._wrapped(data_key)
-        cipher = self._cipher_of(data_key)
-        return self._remember(thread_id, key_id, head, cipher, version)
-
-    def _remember(
-        self, thread_id: str, key_id: str, head: bytes, cipher: Any, version: int
-    ) -> _Thread:
-        _make_room(self._threads)
-        bound = self._bound(head, thread_id)
-        thread = _Thread(key_id, head, cipher, bound, version)
-        self._threads[thread_id] = thread
+    def _begin(self, thread_id: str, version: int) -> DataKey:
+        """Make a data key for a thread, and remember it."""
+        thread = self._new(thread_id, version)
+        self._remember(thread_id, thread)
         return thread
 
-    def _wrapped(self, data_key: bytes) -> tuple[str, bytes]:
-        key_id, wrapped = self._ring.wrap(data_key)
-        text = b'["cpkit:1:%b:%b' % (key_id.encode(), urlsafe_b64encode(wrapped))
-        return key_id, b'%b:%08x"' % (text, crc32(text))
+    def _remember(self, thread_id: str, thread: DataKey) -> None:
+        make_room(self._threads)
+        self._threads[thread_id] = thread
 
-    def _bound(self, head: bytes, thread_id: str) -> bytes:
-        # Neither names, ids nor the JSON of a key have a NUL.
-        return b"%b\0%b\0%b\0" % (head, self._ring.name.encode(), thread_id.encode())
-
-    def _seal(self, write: Write, thread: _Thread, ends: dict[str, int]) -> Write:
+    def _seal(self, write: Write, thread: DataKey, ends: dict[str, int]) -> Write:
         """Return a write as the store gets it.
 
         ``ends`` has the versions of threads behind the writes of this batch.
@@ -338,29 +299,23 @@ class SealedStore:
 
         return write
 
-    def _sealed(self, thread: _Thread, value: bytes, place: bytes) -> bytes:
-        nonce = os.urandom(12)
-        padded = value + b"  "[: (2 - len(value)) % 3]
-        sealed = nonce + thread.cipher.encrypt(nonce, padded, place)
-        return b"%b,%b%b" % (thread.head, to_json(sealed, bytes_mode="base64"), _END)
-
     def _sealed_items(
-        self, thread: _Thread, items: Iterable[tuple[bytes, bytes]]
+        self, thread: DataKey, items: Iterable[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes]]:
         place = thread.bound + b"x"
         return [
             (key, value)
-            if _is_record(key, value)
+            if is_record(key, value)
             else (key, self._sealed(thread, value, place + key))
             for key, value in items
         ]
 
-    def _sealed_args(self, thread: _Thread, call: Any, key: str) -> Any:
+    def _sealed_args(self, thread: DataKey, call: Any, key: str) -> Any:
         """Seal the args of a claim or a stored call; hash its key if keys are hashed.
 
         The key goes with the args then, so that a record can show it.
         """
-        args = _bytes(call.args)
+        args = as_bytes(call.args)
         hashed = self._hashed(key)
 
         if hashed != key:
@@ -386,13 +341,13 @@ class SealedStore:
 
             if call.result is not None:
                 place = b"r%b\0%b" % (call.call_id.encode(), call.status.encode())
-                text = self._sealed(thread, _bytes(call.result), thread.bound + place)
+                text = self._sealed(thread, as_bytes(call.result), thread.bound + place)
                 sealed = sealed._replace(result=text)
 
             calls.append(sealed)
 
         bodies = [
-            self._sealed(thread, _bytes(body), b"%bm%d" % (thread.bound, position))
+            self._sealed(thread, as_bytes(body), b"%bm%d" % (thread.bound, position))
             for position, body in enumerate(write.bodies, write.first)
         ]
         items = self._sealed_items(thread, write.items)
@@ -443,10 +398,10 @@ class SealedStore:
     async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> Snapshot | None:
-        newest: list[bytes] = []
+        heads: list[bytes] = []
 
         def opened(rows: Iterable[bytes | str], first: int) -> list[Any]:
-            return decode(self._messages(rows, thread_id, first, newest), first)
+            return decode(self._messages(rows, thread_id, first, heads), first)
 
         async def read() -> Snapshot | None:
             found: Snapshot | None = await self._store.snapshot(
@@ -457,7 +412,10 @@ class SealedStore:
                 return None
 
             items = self._items(found.items, thread_id)
-            pending = [self._call(call) for call in found.pending]
+            pending = self._opened_calls(found.pending)
+            values = [value for _, value in found.items]
+            values += [call.args for call in found.pending]
+            heads.extend(head_of(as_bytes(one)) for one in values)
             return found._replace(items=items, pending=pending)
 
         found = await self._retried(thread_id, read)
@@ -465,8 +423,8 @@ class SealedStore:
         if found is not None:
             if thread := self._threads.get(thread_id):
                 thread.version = max(thread.version, found.version)
-            elif newest:
-                self._adopt(thread_id, newest, found.version)
+            else:
+                self._adopt(thread_id, heads, found.version)
 
         return found
 
@@ -476,7 +434,7 @@ class SealedStore:
 
     async def _calls(self, thread_id: str) -> list[StoredCall]:
         async def read() -> list[StoredCall]:
-            return [self._call(one) for one in await self._store.calls(thread_id)]
+            return self._opened_calls(await self._store.calls(thread_id))
 
         return await self._retried(thread_id, read)
 
@@ -489,7 +447,7 @@ class SealedStore:
 
             bodies = list(self._messages(found.bodies, thread_id, found.first, []))
             items = self._items(found.items, thread_id)
-            calls = [self._call(one) for one in found.calls]
+            calls = self._opened_calls(found.calls)
             return found._replace(bodies=bodies, items=items, calls=calls)
 
         return await self._retried(thread_id, read)
@@ -500,7 +458,7 @@ class SealedStore:
             return await read()
         except KeyMissing:
             found = await self._store.snapshot(thread_id, 0, 0, lambda rows, _: [*rows])
-            self._learn(() if found is None else found.items)
+            self._learn(() if found is None else found.items, thread_id)
 
             if self._reload is not None:
                 await asyncio.to_thread(self._reload)
@@ -513,32 +471,19 @@ class SealedStore:
 
         return await self._retried(stored.thread_id, read)
 
-    def _learn(self, items: Iterable[_Item]) -> None:
-        """Note the records among the items of extra."""
-        records = {
-            _bytes(key): _bytes(value)[:-1]
-            for key, value in items
-            if _is_record(_bytes(key), _bytes(value))
-        }
-
-        for key, head in records.items():
-            _make_room(self._records)
-            self._records[key] = head
-
     def _messages(
         self,
         rows: Iterable[bytes | str],
         thread_id: str,
         first: int,
-        newest: list[bytes],
+        heads: list[bytes],
     ) -> Iterator[bytes]:
-        """Yield messages as they were appended; ``newest`` gets the last of them."""
+        """Yield messages as they were appended; ``heads`` gets the head of the last."""
         known: bytes | None = None
-        row = b""
         wrong = self._wrong
 
         for position, stored in enumerate(rows, first):
-            row = stored if type(stored) is bytes else _bytes(stored)
+            row = stored if type(stored) is bytes else as_bytes(stored)
             head, _, text = row.partition(b",")
 
             if head != known:
@@ -555,32 +500,49 @@ class SealedStore:
                 known = head
 
             try:
-                data = _decode(text[:_CUT])
+                data = decode_text(text[:CUT])
                 place = b"%bm%d" % (bound, position)
-                body = cipher.decrypt(data[:12], data[12:], place)
+                body = cipher.decrypt(data[3:15], data[15:], place)
             except (ValueError, wrong):
                 body = None
 
-            if body is None or text[_CUT:] != _END:
-                raise _corrupt(thread_id, f"message {position}")
+            if body is None or text[CUT:] != END or data[:3] != MARK:
+                raise corrupt(thread_id, f"message {position}")
 
             yield body
 
-        newest[:] = [row] if known is not None else []
+        heads[:] = [] if known is None else [known]
 
-    def _items(self, items: Iterable[_Item], thread_id: str) -> list[Any]:
-        self._learn(items)
+    def _items(self, items: Iterable[Item], thread_id: str) -> list[Any]:
+        self._learn(items, thread_id)
         found = []
 
         for given, value in items:
-            key = _bytes(given)
+            key = as_bytes(given)
 
-            if not _is_record(key, _bytes(value)):
+            if not is_record(key, as_bytes(value)):
                 where = f"extra key {key.decode()}"
                 text = self._opened(value, thread_id, b"x" + key, where)
                 found.append((key, text))
 
         return found
+
+    def _opened_calls(self, stored: Sequence[StoredCall]) -> list[StoredCall]:
+        """Open calls; ``CorruptThread`` of one of them has the others."""
+        opened: list[StoredCall] = []
+        damage: CorruptThread | None = None
+
+        for one in stored:
+            try:
+                opened.append(self._call(one))
+            except CorruptThread as exc:
+                damage = damage or exc
+
+        if damage is not None:
+            damage.calls = _CODEC.records(opened)
+            raise damage
+
+        return opened
 
     def _call(self, stored: StoredCall, key: str | None = None) -> StoredCall:
         """Return a stored call as it was claimed and resolved.
@@ -613,84 +575,28 @@ class SealedStore:
 
         return stored._replace(args=args, result=result)
 
-    def _opened(
-        self, value: bytes | str, thread_id: str, place: bytes, where: str
-    ) -> bytes:
-        """Return the JSON in a value of extra or of a call."""
-        value = _bytes(value)
-
-        if not is_sealed(value):
-            if self._ring.sealed_only:
-                raise CorruptThread(thread_id, where, "it is not encrypted")
-
-            return value
-
-        head, _, text = value.partition(b",")
-        cipher = self._cipher(head, thread_id, where)
-
-        try:
-            data = _decode(text.removesuffix(_END))
-            place = self._bound(head, thread_id) + place
-            opened: bytes = cipher.decrypt(data[:12], data[12:], place)
-        except (ValueError, self._wrong):
-            raise _corrupt(thread_id, where) from None
-
-        return opened
-
-    def _cipher(self, head: bytes, thread_id: str, where: str) -> Any:
-        """Return the cipher of a head.
-
-        Raises ``KeyMissing`` if neither the ring nor a record has its key.
-        """
-        if (known := self._ciphers.get(head)) is not None:
-            return known
-
-        cipher = self._cipher_of(self._data_key(head, thread_id, where))
-        _make_room(self._ciphers)
-        self._ciphers[head] = cipher
-        return cipher
-
-    def _data_key(self, head: bytes, thread_id: str, where: str) -> bytes:
-        try:
-            return self._unwrapped(head, thread_id, where)
-        except KeyMissing:
-            if (record := self._records.get(record_key(head))) is None:
-                raise
-
-        return self._unwrapped(record, thread_id, where)
-
-    def _unwrapped(self, head: bytes, thread_id: str, where: str) -> bytes:
-        key_id, wrapped = _parts(head, thread_id, where)
-
-        try:
-            data_key: bytes = self._ring.unwrap(key_id, wrapped)
-            return data_key
-        except KeyError:
-            fault = "is not in the keyring"
-        except ValueError:
-            fault = "of the keyring is not the one that wrapped the value's data key"
-
-        raise KeyMissing(thread_id, where, key_id, fault)
-
     # For people
 
     async def examine(self, thread_id: str, start: int = 0) -> Seals:
         """Return how the values of a thread are sealed; messages from ``start`` on."""
         found = await self._store.snapshot(
-            thread_id, start, None, lambda rows, _: [_looked_at(row) for row in rows]
+            thread_id,
+            start,
+            None,
+            lambda rows, _: [head_if_sealed(row) for row in rows],
         )
 
         if found is None:
             return Seals(0, {}, 0, 0)
 
-        self._learn(found.items)
-        items = {_bytes(key): _bytes(value) for key, value in found.items}
-        records = {k: v for k, v in items.items() if _is_record(k, v)}
+        self._learn(found.items, thread_id)
+        items = {as_bytes(key): as_bytes(value) for key, value in found.items}
+        records = {k: v for k, v in items.items() if is_record(k, v)}
         values = [value for key, value in items.items() if key not in records]
         calls = await self._store.calls(thread_id) if hasattr(self, "calls") else []
-        values += [_bytes(one.args) for one in calls if not one.erased]
-        values += [_bytes(one.result) for one in calls if one.result is not None]
-        heads = [*found.messages, *map(_looked_at, values)]
+        values += [as_bytes(one.args) for one in calls if not one.erased]
+        values += [as_bytes(one.result) for one in calls if one.result is not None]
+        heads = [*found.messages, *map(head_if_sealed, values)]
         newest = self._ring.newest
         missing: dict[str, JsonValue] = {}
 
@@ -698,7 +604,7 @@ class SealedStore:
             if head is None or key_id_of(head) == newest:
                 continue
 
-            if key_id_of(records.get(key := record_key(head), b"")) != newest:
+            if key_id_of(records.get(key := record_key(head), b"")[:-1]) != newest:
                 data_key = self._data_key(head, thread_id, "one of its values")
                 _, record = self._wrapped(data_key)
                 missing[key[1:-1].decode()] = [record[2:-1].decode()]
@@ -707,67 +613,5 @@ class SealedStore:
         return Seals(found.version, missing, len(heads) - plain, plain)
 
 
-def is_sealed(value: bytes | str) -> bool:
-    """Tell whether a stored value is sealed.
-
-    Start and end are alike in no plain value, so one changed byte hides neither.
-    """
-    value = _bytes(value)
-    return value.startswith(_START) or value.endswith(_END)
-
-
-def key_id_of(head: bytes) -> str | None:
-    """Return the id of the key that wrapped the data key of a head."""
-    found = _HEAD.match(head)
-    return None if found is None else found[1].decode()
-
-
-def record_key(head: bytes) -> bytes:
-    """Return the key in extra of the record of a head."""
-    return _RECORD % sha256(head).hexdigest()[:32].encode()
-
-
-def _is_record(key: bytes, value: bytes) -> bool:
-    """Tell whether an item of extra is a record, which is stored as it is."""
-    return key.startswith(_RECORDS) and value.startswith(_START) and b"," not in value
-
-
-def _looked_at(value: bytes | str) -> bytes | None:
-    """Return the head of a value; ``None`` for a plain one."""
-    return _head(_bytes(value)) if is_sealed(value) else None
-
-
-def _head(value: bytes) -> bytes:
-    return value.partition(b",")[0]
-
-
-def _parts(head: bytes, thread_id: str, where: str) -> tuple[str, bytes]:
-    """Return the key's id and the wrapped data key of a head that is not damaged."""
-    found = _HEAD.fullmatch(head)
-
-    if found is None or crc32(head[:-10]) != int(found[3], 16):
-        raise CorruptThread(thread_id, where, "the head of the sealed value is damaged")
-
-    try:
-        return found[1].decode(), urlsafe_b64decode(found[2])
-    except ValueError:
-        raise _corrupt(thread_id, where) from None
-
-
 def _args_place(call_id: str, key: str, tool_name: str) -> bytes:
     return b"a%b\0%b\0%b" % (call_id.encode(), key.encode(), tool_name.encode())
-
-
-def _corrupt(thread_id: str, where: str) -> CorruptThread:
-    fault = "not the value that was sealed for this place: changed, moved or exchanged"
-    return CorruptThread(thread_id, where, fault)
-
-
-def _bytes(value: bytes | str) -> bytes:
-    return value if type(value) is bytes else bytes(value, "utf-8")  # type: ignore[arg-type]  # a str
-
-
-def _make_room(known: dict[Any, Any]) -> None:
-    """Forget the oldest entry of a full dictionary."""
-    if len(known) >= _REMEMBERED:
-        del known[next(iter(known))]

@@ -37,6 +37,21 @@ async def main():
 asyncio.run(main())
 """
 
+PRIVACY = """
+import asyncio, sys
+from pathlib import Path
+from cpkit import open_checkpointer
+from cpkit.keyring import add_key
+
+async def main():
+    async with open_checkpointer(sys.argv[1], keyring="ring.json") as cp:
+        assert await cp.append("t", [{"n": 1}]) == 1
+        assert await cp.read("t") == [{"n": 1}]
+
+add_key(Path("ring.json"))
+asyncio.run(main())
+"""
+
 NO_EXTRA = """
 import asyncio, subprocess, sys
 import cpkit
@@ -188,6 +203,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "file": (USE_STORE, lambda folder: f"file://{folder}/threads"),
     "postgres": (USE_STORE, lambda _: shared_postgres(schema=f"p{uuid4().hex}")),
     "redis": (USE_STORE, lambda _: shared_redis(prefix=uuid4().hex)),
+    "privacy": (PRIVACY, lambda folder: f"sqlite:///{folder}/agent.db"),
     "cli": (CLI, str),
     "ui": (UI, str),
     "conformance": (CONFORMANCE, str),

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from cpkit import FullCheckpointer, ToolCall, open_checkpointer
+from cpkit import Checkpointer, ToolCall, open_checkpointer
 from cpkit.keyring import LocalKeyring
 
 __all__ = ["KEYS", "fill", "opened", "ring", "rows", "run"]
@@ -27,7 +27,7 @@ def opened(folder: Path, keyring: LocalKeyring | None = None) -> Any:
     return open_checkpointer(f"sqlite:///{folder}/a.db", keyring=keyring or ring())
 
 
-async def fill(cp: FullCheckpointer[Any], thread_id: str, canary: str = "") -> None:
+async def fill(cp: Checkpointer[Any], thread_id: str, canary: str = "") -> None:
     """Write a thread with every kind of value: three messages, and two calls."""
     await cp.append(thread_id, [{"n": i, "text": canary} for i in range(2)])
     await cp.append(thread_id, [{"n": 2}], extra={"a": [canary], "b": canary})

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cpkit import CorruptThread
+from cpkit import CorruptThread, KeyMissing
+from cpkit.privacy import rewrap
 from tests.privacy.raw import fill, opened, ring, rows, run
 
 SWAP = "UPDATE {0} SET {1} = (SELECT {1} FROM {0} WHERE {2}) WHERE {3}"
@@ -109,7 +110,7 @@ VALUES = [
 
 
 async def test_each_changed_byte_is_found(tmp_path: Path) -> None:
-    """One byte anywhere in a value: in the head, the text, or what stands around it."""
+    """In the raw file; ``test_each_store.py`` changes every byte."""
     async with opened(tmp_path) as cp:
         await fill(cp, "t", "a canary")
 
@@ -121,7 +122,7 @@ async def test_each_changed_byte_is_found(tmp_path: Path) -> None:
         for table, column, key in VALUES:
             found = rows(tmp_path, f"SELECT {key}, {column} FROM {table}")
             row, text = found[0]
-            spots = chosen.sample(range(len(text)), 60)
+            spots = chosen.sample(range(len(text)), 12)
 
             for spot in [*spots, 0, 1, 2, len(text) - 1, len(text) - 2]:
                 other = chr(chosen.randrange(32, 127))
@@ -185,3 +186,60 @@ async def test_what_the_page_says_is_not_found(tmp_path: Path) -> None:
     async with opened(tmp_path) as cp:
         data = await cp.load("t")
         assert (data.extra["b"], data.version) == ("", 2)
+
+
+async def test_a_value_of_another_thread_brings_no_key(tmp_path: Path) -> None:
+    """A writer goes on with the data key of a value that opens in its thread only."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+        await fill(cp, "twin")
+
+    run(tmp_path, SWAP.format(*MESSAGE, "key = (2 << 32) + 2", "key = (1 << 32) + 2"))
+
+    async with opened(tmp_path) as cp:
+        await cp.append("t", [{"n": 3}])
+
+    heads = [
+        body.partition(",")[0]
+        for [body] in rows(tmp_path, "SELECT body FROM cpkit_messages ORDER BY key")
+    ]
+    assert heads[3] not in heads[4:]
+
+
+async def test_a_record_of_another_thread_does_no_harm(tmp_path: Path) -> None:
+    """What stands in one thread cannot spoil the keys of another one."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+        await fill(cp, "twin")
+
+    async with opened(tmp_path, ring("k1", "k2")) as cp:
+        await rewrap(cp)
+
+    record = "key LIKE '\"cpkit:key:%' AND thread_number = "
+    run(tmp_path, f"UPDATE cpkit_extra SET thread_number = 3 WHERE {record} 2")
+    run(
+        tmp_path,
+        f"INSERT INTO cpkit_extra SELECT 2, (SELECT key FROM cpkit_extra "
+        f"WHERE {record} 1), value FROM cpkit_extra WHERE {record} 3",
+    )
+    run(tmp_path, SWAP.format(*MESSAGE, "key = (1 << 32)", "key = (2 << 32)"))
+
+    async with opened(tmp_path, ring("k2")) as cp:
+        with pytest.raises((CorruptThread, KeyMissing)):
+            await cp.load("twin")
+
+        assert len((await cp.load("t")).messages) == 3
+
+
+async def test_a_damaged_call_does_not_hide_the_others(tmp_path: Path) -> None:
+    """The error has the calls that can be read, as of a plain store."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+
+    run(tmp_path, "UPDATE cpkit_calls SET args = result WHERE sequence = 1")
+
+    async with opened(tmp_path) as cp:
+        with pytest.raises(CorruptThread, match="'c1'") as raised:
+            await cp.list_calls("t")
+
+        assert [one.call.args for one in raised.value.calls] == [{"c2": ""}]

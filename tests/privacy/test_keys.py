@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import stat
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,24 @@ from cpkit import (
 )
 from cpkit.keyring import FileKeyring, LocalKeyring, add_key, keyring_at
 from cpkit.privacy import erase, rewrap
+from cpkit.registry import DriverOptions, MissingExtra
 from tests.privacy.raw import KEYS, fill, opened, ring, rows
+from tests.stores import KINDS, fresh_url
+from tests.sweeps import sweep
 
 CANARY = "a canary that nobody reads"
 KEY_ID = "k1"
+
+
+class OwnCheckpointer:
+    """A driver that is a checkpointer itself."""
+
+    Options = DriverOptions
+    client_options: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Any:
+        raise AssertionError("it was opened")
 
 
 async def fails(cp: Any, error: type[Exception], match: str) -> None:
@@ -64,12 +79,18 @@ async def test_a_wrong_keyring_writes_nothing(wrong: str, tmp_path: Path) -> Non
     """The error names the key's id, for reads and for writes."""
     async with opened(tmp_path) as cp:
         await fill(cp, "t", CANARY)
+        await cp.record_issued("calls", ToolCall("c", "pay", {"x": 1}, "k"))
+        await cp.record_result("calls", "c", 1)
 
     tables = "cpkit_threads", "cpkit_messages", "cpkit_extra", "cpkit_calls"
     before = [rows(tmp_path, f"SELECT * FROM {one}") for one in tables]
 
     async with opened(tmp_path, WRONG[wrong]) as cp:
+        assert await cp.trim("t", 0) == 0
         await fails(cp, KeyMissing, f"'{KEY_ID}'")
+
+        with pytest.raises(KeyMissing):
+            await cp.save_extra("calls", {"x": 1})
 
     assert [rows(tmp_path, f"SELECT * FROM {one}") for one in tables] == before
 
@@ -156,8 +177,14 @@ async def test_a_fence_still_holds(tmp_path: Path) -> None:
             await one.append("t", [{}], expected_version=1)
 
 
-async def test_keys_rotate_while_agents_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", sweep(KINDS, ["memory", "sqlite"]))
+async def test_keys_rotate_while_agents_run(kind: str, tmp_path: Path) -> None:
     """Rewrapped, a store needs the newest key only; a second run does nothing."""
+    url = await asyncio.to_thread(fresh_url, kind, tmp_path)
+
+    def opened(_: Path, keyring: Any = None) -> Any:
+        return open_checkpointer(url, keyring=keyring or ring())
+
     async with opened(tmp_path) as old:
         await fill(old, "t", CANARY)
         await old.record_issued("calls", ToolCall("c", "pay", {"x": 1}, "k"))
@@ -317,3 +344,23 @@ async def test_an_erasure_has_a_receipt(tmp_path: Path) -> None:
 
         with pytest.raises(ValueError, match="prefix"):
             await erase(cp, "")
+
+
+def test_a_keyring_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the pip line; without a keyring nothing is missing."""
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    open_checkpointer("memory://")
+
+    with pytest.raises(MissingExtra, match=r"pip install 'cpkit\[privacy\]'"):
+        open_checkpointer("memory://", keyring="ring.json")
+
+
+async def test_a_driver_without_a_store_takes_no_keyring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is refused, because its values would be readable."""
+    monkeypatch.setenv("CPKIT_KEYRING", "ring.json")
+    monkeypatch.setattr("cpkit.registry._find_driver", lambda _: OwnCheckpointer)
+
+    with pytest.raises(InvalidURL, match="no keyring"):
+        open_checkpointer("own://x")

@@ -19,6 +19,9 @@ Lone surrogates are written as escapes. Where a high surrogate is followed by a 
 readers of JSON take the two escapes for one character. Such a line has
 ``"escapes":"single"`` as its last member, and `ExportFile` reads each escape in it as
 one character.
+
+`cpkit export` seals each line of an encrypted store: it is bound to its number, and to
+the data key of the file.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from cpkit.driver.seal import SEALED, LineSeal
 from cpkit.errors import CorruptThread, SchemaMismatch
 from cpkit.foreign_json import encode_text
+from cpkit.keyring import Keyring
 from cpkit.protocol import ListsThreads
 from cpkit.records import (
     CallRecord,
@@ -238,14 +243,18 @@ class ExportFile:
     """An export as a source to copy from.
 
     The constructor reads the file once and keeps the place of each thread; a thread is
-    read when it is asked for.
+    read when it is asked for. An encrypted file needs a ``keyring``.
 
     Raises ``CorruptThread``, with the line, for a file that is truncated or not an
-    export, ``SchemaMismatch`` for another version, and ``OSError`` as `open` does.
+    export, ``SchemaMismatch`` for another version, ``KeyMissing`` where the keyring
+    lacks the key, and ``OSError`` as `open` does.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, keyring: Keyring | None = None
+    ) -> None:
         self._path = os.fspath(path)
+        self._seal = None if keyring is None else LineSeal(keyring)
         self._threads: dict[str, _Place] = {}
         self._scan()
         self._order = sorted(self._threads)
@@ -281,7 +290,7 @@ class ExportFile:
         messages = calls = 0
         thread: str | None = None  # whose lines these are
 
-        for number, text in self._lines(0):
+        for number, text, size in self._lines(0):
             kind = text[2 : text.find(b'"', 2)]
 
             if number == 1:
@@ -316,7 +325,7 @@ class ExportFile:
 
                 thread = None
 
-            offset += len(text)
+            offset += size
 
         if not ended:
             raise self._corrupt(number, "the file is truncated after this line")
@@ -327,7 +336,7 @@ class ExportFile:
         extra: dict[str, JsonValue] = {}
         calls: list[CallRecord] = []
 
-        for number, text in self._lines(place.start, place.line - 1):
+        for number, text, _ in self._lines(place.start, place.line - 1):
             line = self._parsed(text, number)
 
             if "end" in line:
@@ -350,11 +359,20 @@ class ExportFile:
             place.first,
         )
 
-    def _lines(self, start: int, number: int = 0) -> Iterator[tuple[int, bytes]]:
+    def _lines(self, start: int, number: int = 0) -> Iterator[tuple[int, bytes, int]]:
+        """Yield each line with its number, and its bytes in the file."""
         with open(self._path, "rb") as file:
+            is_sealed = file.read(len(SEALED)) == SEALED
             file.seek(start)
 
-            yield from enumerate(file, number + 1)
+            for place, text in enumerate(file, number + 1):
+                if not is_sealed:
+                    yield place, text, len(text)
+                elif self._seal is None:
+                    raise self._corrupt(place, "it is encrypted: set CPKIT_KEYRING")
+                else:
+                    where = f"{self._path} line {place}"
+                    yield place, self._seal.opened(text, place, where), len(text)
 
     def _check_header(self, text: bytes) -> None:
         found = self._parsed(text, 1).get("cpkit_export", "another file")

@@ -1,0 +1,130 @@
+"""What a store gets, in every store: no text, and each changed byte is found."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import CorruptThread, open_checkpointer
+from cpkit.driver import Erase, Restore, StoredDump
+from tests.privacy.raw import fill, ring
+from tests.stores import KINDS, fresh_url
+
+CANARY = "a canary that nobody reads"
+PLACES = "message", "extra", "args", "result"
+
+
+def changed(stored: StoredDump, chosen: random.Random) -> StoredDump:
+    """Return the dump with another byte in one of its values."""
+    bodies, items, calls = [*stored.bodies], [*stored.items], [*stored.calls]
+    row = chosen.randrange(2)
+
+    match chosen.choice(PLACES):
+        case "message":
+            bodies[row] = other(bodies[row], chosen)
+        case "extra":
+            items[row] = items[row][0], other(items[row][1], chosen)
+        case "args":
+            calls[row] = calls[row]._replace(args=other(calls[row].args, chosen))
+        case _:
+            result = other(calls[row].result or b"", chosen)
+            calls[row] = calls[row]._replace(result=result)
+
+    return stored._replace(bodies=bodies, items=items, calls=calls)
+
+
+def other(value: bytes | str, chosen: random.Random) -> bytes:
+    text = bytearray(value.encode() if isinstance(value, str) else value)
+    spot = chosen.randrange(len(text))
+    text[spot] = chosen.choice([c for c in range(32, 127) if c != text[spot]])
+    return bytes(text)
+
+
+def as_bytes(stored: StoredDump) -> StoredDump:
+    """A store may fetch text, and takes bytes."""
+
+    def fix(one: Any) -> Any:
+        return one.encode() if isinstance(one, str) else one
+
+    return stored._replace(
+        bodies=[fix(one) for one in stored.bodies],
+        items=[(fix(key), fix(value)) for key, value in stored.items],
+        calls=[
+            one._replace(args=fix(one.args), result=fix(one.result))
+            for one in stored.calls
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [
+        ("memory", 500),
+        *(pytest.param(kind, 1_000, marks=pytest.mark.long) for kind in KINDS),
+    ],
+)
+async def test_each_changed_byte_is_found(
+    kind: str, times: int, tmp_path: Path
+) -> None:
+    """The store has the whole thread again, but for one byte of one value."""
+    url = await asyncio.to_thread(fresh_url, kind, tmp_path)
+    chosen = random.Random(46)
+
+    async with open_checkpointer(url, keyring=ring()) as opened:
+        cp: Any = opened
+        await fill(cp, "t", CANARY)
+        store = cp.store._store
+        whole = as_bytes(await store.dump("t"))
+        assert "canary" not in str(whole)
+
+        async def read() -> None:
+            await cp.load("t")
+            await cp.list_calls("t")
+
+        for _ in range(times):
+            now = changed(whole, chosen)
+            parts: Any = now[:5]
+            await store.commit([Erase("t", True)])
+            assert await store.commit([Restore("t", *parts)]) == [None]
+
+            with pytest.raises(CorruptThread) as raised:
+                await read()
+
+            assert "canary" not in str(raised.value)
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_every_changed_character_is_found(place: str) -> None:
+    """Every character of a value, replaced by some of the others, or left out."""
+    async with open_checkpointer("memory://", keyring=ring()) as opened:
+        cp: Any = opened
+        await fill(cp, "t", CANARY)
+        stored = await cp.store._store.dump("t")
+        key, value = stored.items[0]
+        call = stored.calls[0]
+
+        def reads(text: bytes) -> object:
+            """Open the text in its place, as every read does."""
+            match place:
+                case "message":
+                    return list(cp.store._messages([text], "t", 0, []))
+                case "extra":
+                    return cp.store._items([(key, text)], "t")
+                case _:
+                    return cp.store._call(call._replace(**{place: text}))
+
+        values = {"message": stored.bodies[0], "extra": value}
+        text = values.get(place) or getattr(call, place)
+        reads(text)
+
+        for spot in range(len(text)):
+            for one in (b"", b"+", b"/", b"-", b"_", b"A", b"=", b'"', b" ", b"0"):
+                altered = text[:spot] + one + text[spot + 1 :]
+
+                if altered != text:
+                    with pytest.raises(CorruptThread):
+                        reads(altered)
