@@ -31,7 +31,7 @@ lint: $(VENV)/dev ## Check formatting, style, types and wording
 	$(BIN)/python tests/core/plain_words.py
 	$(BIN)/python -m tests.docs.typed_blocks build/blocks
 	$(BIN)/mypy
-	$(BIN)/mypy examples/agent.py examples/approvals.py examples/demo examples/payments.py examples/custom_backend/cpkit_lmdb build/blocks
+	$(BIN)/mypy examples/agent.py examples/approvals.py examples/demo examples/payments.py examples/custom_backend/cpkit_lmdb examples/mariadb_backend/cpkit_mariadb build/blocks
 	$(BIN)/basedpyright --project build/blocks --pythonpath $(BIN)/python
 
 docs: $(VENV)/dev ## Build the documentation into build/site

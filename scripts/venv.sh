@@ -56,7 +56,8 @@ if [ ! -e "$venv" ]; then "$PYTHON" -m venv "$venv"; fi
 # One line a package: the install takes minutes on a slow network.
 echo "Installing cpkit[$extra] with $("$venv/bin/python" --version) into $venv"
 "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-compile \
-    --editable ".[$extra]" --editable examples/custom_backend |
+    --editable ".[$extra]" --editable examples/custom_backend \
+    --editable examples/mariadb_backend |
     awk '/^Collecting/ { sub(/[^A-Za-z0-9_.-].*/, "", $2); print "  " $2; fflush() }
          /^Installing/ { print "  unpacking (a minute)"; fflush() }' ||
     fail "the install into $venv failed; is there a network, and a wheel of each package for $("$venv/bin/python" --version)?"

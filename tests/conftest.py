@@ -77,7 +77,8 @@ def pytest_collection_finish() -> None:
 
 
 # The packages that may not block a loop, and the modules through which they could.
-PACKAGES = {"cpkit", "cpkit_file", "cpkit_postgres", "cpkit_redis", "cpkit_sqlite"}
+PACKAGES = {"cpkit", "cpkit_file", "cpkit_mariadb", "cpkit_postgres", "cpkit_redis"}
+PACKAGES |= {"cpkit_sqlite"}
 WAYS = {"genericpath", "os", "pathlib", "posixpath", "shutil", "tempfile"}
 BLOCKING = {
     "fcntl.flock",
