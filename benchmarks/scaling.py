@@ -31,6 +31,7 @@ from conformance import Harness
 from cpkit import BackendUnavailable, ThreadInfo, ToolCall, open_checkpointer
 from cpkit.tools.benchmark.messages import message
 from tests.servers import postgres_pair
+from tests.servers.galera import GaleraCluster, GaleraHarness
 from tests.servers.redis_cluster import ClusterHarness, RedisCluster
 
 PRIMARIES = (1, 3)
@@ -38,6 +39,9 @@ PREFIXES = 12
 
 # Seconds: cluster-node-timeout of Redis Clusters that lose a primary.
 NODE_TIMEOUTS = (1, 5, 15)
+
+# Seconds: evs.suspect_timeout of Galera clusters that lose a node. 5 is the default.
+SUSPECT_TIMEOUTS = (1, 5)
 
 # Turns of one operation at a time, and of a crowd of tasks.
 TURNS, CROWDS, TASKS = 200, 30, 64
@@ -106,6 +110,11 @@ def _failover() -> Iterator[Measure]:
             stack.enter_context(cluster)
             name = f"redis-cluster, cluster-node-timeout {seconds} s"
             engines[name] = ClusterHarness(cluster.url(), cluster)
+
+        for seconds in SUSPECT_TIMEOUTS:
+            galera = stack.enter_context(GaleraCluster(seconds))
+            name = f"galera, evs.suspect_timeout {seconds} s"
+            engines[name] = GaleraHarness(galera.url(), galera)
 
         async def measure() -> Figures:
             return {
