@@ -83,7 +83,7 @@ class _Node(MariaDBServer):
             capture_output=True,
             text=True,
             check=True,
-            **switched_to(self._user),
+            **switched_to(self.user),
         ).stderr
         found = re.findall(r"Recovered position:? *(\S+:-?\d+)", said)
         return [f"--wsrep-start-position={found[-1]}"] if found else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -114,7 +113,7 @@ class MariaDBServer(ServerProcess):
         """Create the data, with a user and a database."""
         setup = self._folder / "setup.sql"
         setup.write_text(_SETUP)
-        give(setup, self._user)
+        give(setup, self.user)
         subprocess.run(
             [
                 "mariadb-install-db",
@@ -126,20 +125,8 @@ class MariaDBServer(ServerProcess):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=True,
-            **switched_to(self._user),
+            **switched_to(self.user),
         )
-
-    def kill(self) -> None:
-        """Kill the server at once, as a crash does."""
-        self._end(signal.SIGKILL)
-
-    def pause(self) -> None:
-        """Stop the process: connections stay open, and the server does not answer."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Continue a stopped process."""
-        os.kill(self.pid, signal.SIGCONT)
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Any]:
