@@ -607,7 +607,7 @@ async def test_a_store_that_cannot_open_is_closed() -> None:
 
 def test_what_is_not_a_store_is_refused() -> None:
     """The error names the missing parts."""
-    with pytest.raises(TypeError, match="object is not .* lacks name, limits"):
+    with pytest.raises(TypeError, match="object is not .* lacks name, max_writes"):
         handle_over(object())  # type: ignore[arg-type]  # what is asked here
 
 
