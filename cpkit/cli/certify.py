@@ -200,6 +200,7 @@ def _came(console: Console, report: Report, outcome: Outcome, count: str) -> Non
             f"[red bold]  fails[/] [bold]{escape(outcome.clause.id)}[/]: the same "
             f"error as {escape(first.clause.id)}",
             highlight=False,
+            soft_wrap=True,
         )
         return
 

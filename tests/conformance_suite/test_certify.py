@@ -309,10 +309,19 @@ def test_a_store_that_hangs_does_not_hang_the_command(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_failovers_lost() -> None:
-    """An engine that may lose writes passes, and its certificate counts them."""
+    """An engine that may lose writes passes, and its certificate counts them.
+
+    Whether a failover finds a write on its way is luck: the next run may.
+    """
     target = "tests.broken.replicas:lossy"
-    clause = "replicated.leader-killed"
-    ended = run_main("certify", target, "--clause", clause, "--rounds", "0.5")
-    assert ended.code == 0
-    lost, acknowledged = re.findall(r"lost (\d+) of (\d+) acknowledged", ended.out)[0]
-    assert 0 < int(lost) < int(acknowledged)
+    words = "certify", target, "--clause", "replicated.leader-killed", "--rounds"
+
+    for rounds in ("0.5", "1", "2", "4"):
+        ended = run_main(*words, rounds)
+        assert ended.code == 0
+        ((lost, all_),) = re.findall(r"lost (\d+) of (\d+) acknowledged", ended.out)
+
+        if int(lost):
+            break
+
+    assert 0 < int(lost) < int(all_)
