@@ -21,7 +21,7 @@ LEFT = 5
 
 
 @pytest.mark.long
-@pytest.mark.timeout(60 + 5 * KILLS)
+@pytest.mark.timeout(120 + 20 * KILLS)
 @pytest.mark.parametrize("kind", SHARED)
 async def test_killed_trims_lose_nothing_newer(kind: str, tmp_path: Path) -> None:
     """Two processes append, trim and erase calls; each is killed again and again.
