@@ -94,10 +94,11 @@ class LocalKeyring:
 
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
         self.newest = list(keys)[-1]
+        self._wrapping = self.newest, self._ciphers[self.newest]
 
     def wrap(self, data_key: bytes) -> tuple[str, bytes]:
-        key_id, nonce = self.newest, os.urandom(12)
-        cipher = self._ciphers[key_id]
+        key_id, cipher = self._wrapping  # read at once: another thread may reload
+        nonce = os.urandom(12)
         return key_id, nonce + cipher.encrypt(nonce, data_key, self._context(key_id))
 
     def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
@@ -150,7 +151,7 @@ class FileKeyring(LocalKeyring):
 def keyring_at(place: str | os.PathLike[str]) -> Keyring:
     """Return the keyring of a file, or of a variable (``env:NAME``).
 
-    Raises ``InvalidURL`` where there is none.
+    Raises ``InvalidURL`` if it cannot be read.
     """
     text = os.fspath(place)
 

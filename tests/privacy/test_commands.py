@@ -13,7 +13,7 @@ from cpkit.cli.stores import Store
 from tests.cli.command import in_store, invoke
 from tests.privacy.raw import fill
 
-CANARY = "a canary that nobody reads"
+CANARY = "a canary of a secret"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cpkit.driver import Erase, Restore, StoredDump
 from tests.privacy.raw import fill, ring
 from tests.stores import KINDS, fresh_url
 
-CANARY = "a canary that nobody reads"
+CANARY = "a canary of a secret"
 PLACES = "message", "extra", "args", "result"
 
 

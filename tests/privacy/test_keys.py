@@ -29,7 +29,7 @@ from tests.privacy.raw import KEYS, fill, opened, ring, rows
 from tests.stores import KINDS, fresh_url
 from tests.sweeps import sweep
 
-CANARY = "a canary that nobody reads"
+CANARY = "a canary of a secret"
 KEY_ID = "k1"
 
 
