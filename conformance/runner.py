@@ -23,7 +23,7 @@ from conformance.clause import Clause
 from conformance.explain import explain
 from conformance.failure import Failure, Skip
 from conformance.harness import Harness
-from conformance.slowdown import slowdown
+from conformance.slowdown import growth, slowdown
 
 __all__ = [
     "Hung",
@@ -197,6 +197,24 @@ def _case(clause: Clause, harness: Harness, seed: int, rounds: float) -> Case:
     return Case(harness, Random(f"{seed} {clause.id}"), seed, rounds, shares)
 
 
+class _Deadline:
+    """How long a clause may take: longer if the machine has become busier meanwhile."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._more: float | None = None
+        self._lock = threading.Lock()
+
+    def grow(self) -> float:
+        """Return by how many seconds it grows, when it has passed; measured once."""
+        with self._lock:
+            if self._more is None:
+                self._more = self.seconds * (growth() - 1)
+                self.seconds += self._more
+
+            return self._more
+
+
 def _attempt(clause: Clause, case: Case) -> BaseException | None:
     """Run the check in a thread; return what it raised, a `Skip` or a `Hung` too."""
     for ability in clause.abilities:
@@ -205,15 +223,14 @@ def _attempt(clause: Clause, case: Case) -> BaseException | None:
         if lack is not None:
             return Skip(lack)
 
-    deadline = clause.deadline * max(1.0, case.rounds) * slowdown()
-    clause = replace(clause, deadline=deadline)
+    deadline = _Deadline(clause.deadline * max(1.0, case.rounds) * slowdown())
     raised: list[BaseException] = []
 
     def body() -> None:
         __tracebackhide__ = True
 
         try:
-            _run(clause, case)
+            _run(clause, case, deadline)
         except BaseException as exc:
             raised.append(exc)
 
@@ -223,14 +240,17 @@ def _attempt(clause: Clause, case: Case) -> BaseException | None:
     thread = threading.Thread(target=body, name=clause.id, daemon=True)
     thread.start()
     # A clause with event loops of its own cannot be cancelled, so it gets no grace.
-    thread.join(clause.deadline + (0 if clause.runs_own_loops else GRACE))
+    thread.join(deadline.seconds + (0 if clause.runs_own_loops else GRACE))
+
+    if thread.is_alive():
+        thread.join(deadline.grow())
 
     if raised:
         return raised[-1]
 
     if thread.is_alive():
         return Hung(
-            f"an end within {clause.deadline:g} s",
+            f"an end within {deadline.seconds:g} s",
             "a thread that still runs",
             _stack(thread),
         )
@@ -267,23 +287,26 @@ def _explain_private_stores(case: Case, error: BaseException) -> BaseException:
     return cause
 
 
-def _run(clause: Clause, case: Case) -> None:
+def _run(clause: Clause, case: Case, deadline: _Deadline) -> None:
     __tracebackhide__ = True
     with asyncio.Runner() as runner:
         runner.run(case.harness.reset())
 
         if not clause.runs_own_loops:
-            runner.run(_within_deadline(clause, case))
+            runner.run(_within_deadline(clause, case, deadline))
             return
 
     clause.check(case)
 
 
-async def _within_deadline(clause: Clause, case: Case) -> None:
+async def _within_deadline(clause: Clause, case: Case, deadline: _Deadline) -> None:
     """Run the clause as a task, and cancel every task at the deadline."""
     __tracebackhide__ = True
     task = asyncio.create_task(_with_store(clause, case))
-    done, _ = await asyncio.wait([task], timeout=clause.deadline)
+    done, _ = await asyncio.wait([task], timeout=deadline.seconds)
+
+    if not done and (more := deadline.grow()):
+        done, _ = await asyncio.wait([task], timeout=more)
 
     if done:
         task.result()
@@ -298,7 +321,7 @@ async def _within_deadline(clause: Clause, case: Case) -> None:
 
         done, _ = await asyncio.wait([task], timeout=0.1)
 
-    raise Hung(f"an end within {clause.deadline:g} s", "tasks that still wait", waits)
+    raise Hung(f"an end within {deadline.seconds:g} s", "tasks that still wait", waits)
 
 
 async def _with_store(clause: Clause, case: Case) -> None:

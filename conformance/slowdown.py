@@ -6,7 +6,7 @@ import os
 import time
 from functools import cache
 
-__all__ = ["VARIABLE", "slowdown"]
+__all__ = ["VARIABLE", "growth", "slowdown"]
 
 VARIABLE = "CPKIT_TEST_SLOWDOWN"
 """The variable that sets the factor, for child processes and for tests of limits."""
@@ -20,7 +20,7 @@ MOST = 8.0
 
 @cache
 def slowdown() -> float:
-    """Return a factor of at least 1 for time limits, measured once in a process.
+    """Return a factor of at least 1 for time limits, measured when it is first asked.
 
     It is the larger of two figures: by how much other processes delay this one, and
     the load of each processor, which also counts processes that wait for the disk.
@@ -38,3 +38,10 @@ def slowdown() -> float:
     delayed = (time.perf_counter() - start) / SAMPLE
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return min(max(1.0, delayed, load), MOST)
+
+
+def growth() -> float:
+    """Measure again, and return by which factor time limits grow; at least 1."""
+    before = slowdown()
+    slowdown.cache_clear()
+    return max(1.0, slowdown() / before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from typing import Any
@@ -22,7 +23,7 @@ from conformance.case import Case, raises
 from conformance.clause import Check
 from conformance.failure import Failure
 from conformance.runner import GRACE, Patience
-from conformance.slowdown import slowdown
+from conformance.slowdown import VARIABLE, slowdown
 from cpkit import ListsThreads, MemoryCheckpointer, VersionConflict
 
 MEMORY = URLHarness("memory://runner")
@@ -114,6 +115,30 @@ def test_a_store_that_waits_forever_fails() -> None:
     assert outcome.expected == f"an end within {0.1 * slowdown():g} s"
     assert "never" in outcome.where
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_deadline_grows_with_the_load(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that becomes busy while a clause runs makes none fail."""
+    monkeypatch.setenv(VARIABLE, "1")
+    slowdown.cache_clear()
+
+    async def check(case: Case) -> None:
+        os.environ[VARIABLE] = "900"
+
+        while slowdown() < 900:  # noqa: ASYNC110  # measured after the deadline
+            await asyncio.sleep(0.01)
+
+    def check_in_its_own_loop(case: Case) -> None:
+        asyncio.run(check(case))
+
+    try:
+        one = made(check if is_async else check_in_its_own_loop, deadline=0.1)
+        assert run_clause(one, MEMORY).status is Status.PASSED
+    finally:
+        slowdown.cache_clear()
 
 
 class Hanging(MemoryCheckpointer[Any]):
