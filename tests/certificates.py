@@ -33,6 +33,8 @@ from conformance.clause import Level
 from conformance.fork_server import close_server
 from conformance.report import SUITE_VERSION
 from conformance.runner import Status
+from tests.servers.galera import GaleraCluster, GaleraHarness
+from tests.servers.mariadb import MariaDBHarness, MariaDBServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_pair import PairHarness, PostgresPair
 from tests.servers.redis import RedisServer
@@ -45,7 +47,7 @@ PAGE = ROOT / "docs" / "certificates.md"
 
 STORES = [
     *("memory", "sqlite", "file", "postgresql", "postgresql-pair"),
-    *("redis", "redis-always", "redis-cluster"),
+    *("redis", "redis-always", "redis-cluster", "mariadb", "galera"),
 ]
 
 
@@ -69,6 +71,12 @@ def harness_of(store: str) -> Iterator[Harness]:
         case "redis-cluster":
             with RedisCluster(links=True) as cluster:
                 yield ClusterHarness(cluster.url(connect_timeout=10), cluster)
+        case "mariadb":
+            with MariaDBServer() as mariadb:
+                yield MariaDBHarness(f"{mariadb.url}?connect_timeout=3", mariadb)
+        case "galera":
+            with GaleraCluster() as galera:
+                yield GaleraHarness(galera.url(connect_timeout=10), galera)
         case _:
             fsync = "always" if store == "redis-always" else "everysec"
 
