@@ -46,6 +46,8 @@ class World:
     violations: list[str] = field(default_factory=list)
     charges: list[Charge] = field(default_factory=list)
     decisions: dict[str, bool] = field(default_factory=dict)
+    approved: set[str] = field(default_factory=set)
+    """The keys of requests that the store has as approved, erased or not."""
     outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
     verdicts: dict[str, str] = field(default_factory=dict)
     holders: dict[str, str] = field(default_factory=dict)
@@ -96,6 +98,9 @@ class World:
         call = record.call
         self.note(life.name, f"resolves {call.tool_name} {record.status}")
         owner, key = self.claimed.get(call.call_id, (life, ""))
+
+        if isinstance(record.result, dict) and record.result.get("approved") is True:
+            self.approved.add(call.idempotency_key)
 
         if owner is not life:
             self.closed.setdefault(call.call_id, now)
@@ -163,11 +168,13 @@ class World:
 
             while result.get("withdrawn") is True:
                 number += 1
-                found = await self.store.find_completed(request_key(effect.key, number))
+                key = request_key(effect.key, number)
+                found = await self.store.find_completed(key)
                 result = {} if found is None else found.result
 
-                if found is not None and found.erased:  # by a policy, once it was used
-                    result = {"approved": self.decisions.get(effect.key)}
+                if found is not None and found.erased:  # its content, by a policy
+                    is_approved = key in self.approved
+                    result = {"approved": is_approved, "withdrawn": not is_approved}
 
             if result.get("approved") is not True:
                 self.violate("an unapproved effect ran")
