@@ -449,5 +449,6 @@ def _failure(
             for name, value in found.items()
             if value != expected[least][name]
         )
+        seen = seen or "what was acknowledged after the failed write is lost"
 
     return Failure(wanted, seen, where)
