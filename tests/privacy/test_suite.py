@@ -21,7 +21,7 @@ __all__ = ["file", "postgres", "redis"]  # fixtures
 
 # What `make test` runs, in memory: the clauses in which the encryption does most.
 SHORT = select(ids=["append", "claim", "find", "move", "trim"])
-PART = [*SHORT, *select(ids=["concurrent", "content", "linearizable", "model", "text"])]
+PART = [*SHORT, *select(ids=["content", "linearizable", "model", "text"])]
 
 
 @pytest.fixture(scope="module", autouse=True)
