@@ -223,6 +223,10 @@ class GaleraHarness(URLHarness):
     def nodes(self) -> Nodes:
         return self.cluster
 
+    def at_node(self, node: str) -> Harness:
+        query = self.url.partition("?")[2]
+        return URLHarness(f"{self.cluster.nodes[node].url}?{query}")
+
 
 def harness(**options: str) -> Harness:
     """Return a harness of a new cluster, for ``cpkit certify module:harness``."""
