@@ -90,10 +90,18 @@ class File:
         """Refuse a -wal file that SQLite could not use, before SQLite changes it."""
         log = f"{self.path}-wal"
 
-        if not (os.path.exists(log) and os.path.getsize(log)):
-            return
+        try:
+            if not os.path.getsize(log):
+                return
 
-        if not _fits(log, self.path):
+            fits = _fits(log, self.path)
+        except FileNotFoundError as exc:
+            if exc.filename != log:
+                raise
+
+            return  # or SQLite removed it: another process closed its last handle
+
+        if not fits:
             cure = f"delete {log} and {self.path}-shm, and restore the file again"
             reason = f"its -wal file belongs to another state, before a restore: {cure}"
             raise CorruptThread("", self.path, reason)

@@ -25,7 +25,7 @@ from cpkit import (
     open_checkpointer,
 )
 from cpkit.driver import StoreFailure
-from cpkit_sqlite import SQLiteCheckpointer
+from cpkit_sqlite import SQLiteCheckpointer, schema
 from cpkit_sqlite.connection import Connection
 from tests.mounts import mounted
 from tests.processes import UNPRIVILEGED, Workers
@@ -607,6 +607,31 @@ async def left_behind(path: Path) -> None:
 
     Path(f"{path}-now").rename(path)
     Path(f"{path}-log").rename(f"{path}-wal")
+
+
+async def test_a_log_that_is_removed_during_the_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process closes its last handle between two looks at the log."""
+    url = f"sqlite:///{tmp_path}/agent.db"
+    looks: list[str] = []
+
+    def vanishes(log: str, path: str) -> bool:
+        looks.append(log)
+        os.unlink(log)
+        return fits(log, path)
+
+    async with open_checkpointer(url) as cp:
+        await cp.append("t", [{"n": 1}])
+
+    Path(f"{tmp_path}/agent.db-wal").write_bytes(b"x")
+    fits = schema._fits
+    monkeypatch.setattr(schema, "_fits", vanishes)
+
+    async with open_checkpointer(url) as cp:
+        assert await cp.append("t", [{"n": 2}]) == 2
+
+    assert looks == [f"{tmp_path}/agent.db-wal"]
 
 
 async def test_a_restored_file_beside_an_older_log_is_refused(tmp_path: Path) -> None:
