@@ -223,7 +223,12 @@ class Codec(Generic[MessageT]):
         if typed is None:
             for i, one in enumerate(found, first):
                 if type(one) is not dict:
-                    raise CorruptThread(thread_id, f"message {i}", "not a JSON object")
+                    fault = "not a JSON object"
+
+                    if type(one) is list and one[-1:] == ["cpkit:"]:
+                        fault = "it is encrypted: open the store with its keyring"
+
+                    raise CorruptThread(thread_id, f"message {i}", fault)
 
         return found
 
