@@ -14,6 +14,7 @@ from cpkit import (
     InvalidURL,
     PayloadTooLarge,
     Survives,
+    ToolCall,
     open_checkpointer,
 )
 from cpkit.registry import inspect_store
@@ -95,6 +96,31 @@ async def test_a_value_of_the_largest_size_fits_into_a_packet(
             message["text"] = "'" * (largest // 2 - len('{"text":""}'))
             assert await cp.append(thread_id, [message] * 5) == 5
             assert await cp.read(thread_id) == [message] * 5
+
+
+async def test_a_batch_writes_each_key_once(server: MariaDBServer) -> None:
+    """A claim of a stored key, and a thread that comes back with two attempts."""
+    thread_id, other, first, second = fresh(), fresh(), fresh(), fresh()
+
+    async with open_checkpointer(server.url) as cp:
+        for key, attempts in ((first, 1), (second, 2)):
+            for number in range(attempts):
+                call = ToolCall(f"{key} {number}", "pay", {}, key)
+                assert await cp.record_issued(key, call) is None
+                await cp.record_result(key, call.call_id, "refused", success=False)
+
+        dump = await cp.dump_thread(second)
+        assert dump is not None
+        await cp.delete_thread(second, forget_keys=True)
+
+        # The first write is on its way alone; the others wait, and share a batch.
+        await asyncio.gather(
+            cp.append(thread_id, [{}]),
+            cp.record_issued(other, ToolCall("c", "pay", {}, first)),
+            cp.restore_thread(dump),
+        )
+        assert [call.attempt for call in await cp.list_calls(second)] == [1, 2]
+        assert [call.attempt for call in await cp.list_calls(other)] == [2]
 
 
 async def test_the_servers_sql_mode_is_not_the_sessions(server: MariaDBServer) -> None:

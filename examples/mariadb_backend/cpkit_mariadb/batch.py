@@ -62,6 +62,7 @@ class Batch:
     attempts: dict[str, dict[int, tuple[str, str]]] = field(default_factory=dict)
     _stored: set[str] = field(default_factory=set)
     _keys: set[str] = field(default_factory=set)
+    _claimed: set[str] = field(default_factory=set)
     _changed: set[str] = field(default_factory=set)
     _script: list[str] = field(default_factory=list)
     _inserts: dict[str, list[str]] = field(default_factory=dict)
@@ -248,10 +249,14 @@ class Batch:
     def _claim(self, call: StoredCall, row: _Row) -> None:
         """Insert a call, after the row of its key."""
         key = call.idempotency_key
-        verb = "REPLACE" if key in self._keys else "INSERT"
-        revision = secrets.randbits(63)
-        self._insert(f"{verb} INTO cpkit_keys", f"({quoted(key)}, {revision})")
-        self._keys.add(key)
+
+        # Once in a batch: an INSERT after a REPLACE of the same key would fail.
+        if key not in self._claimed:
+            verb = "REPLACE" if key in self._keys else "INSERT"
+            revision = secrets.randbits(63)
+            self._insert(f"{verb} INTO cpkit_keys", f"({quoted(key)}, {revision})")
+            self._claimed.add(key)
+
         self._insert("INSERT INTO cpkit_calls", as_list((*call, row.claims)))
         row.claims += 1
         self._put(call)
@@ -271,6 +276,7 @@ class Batch:
         if forgets:
             keys = {call.idempotency_key for call in calls}
             self._keys -= keys
+            self._claimed -= keys
             self._do(f"DELETE FROM cpkit_keys WHERE idempotency_key IN {as_list(keys)}")
             self._do(f"DELETE FROM cpkit_calls WHERE thread_id = {quoted_id}")
 
