@@ -51,7 +51,7 @@ class Proxy:
         self._listener: asyncio.Server
         self._open: set[asyncio.StreamWriter] = set()
         self._relays: set[asyncio.Task[None]] = set()
-        self._closed = asyncio.Event()
+        self._stopped = asyncio.Event()
         self._fault: Fault | None = None
         self._at = 0
         self.trips = 0
@@ -85,7 +85,7 @@ class Proxy:
             await asyncio.sleep(0)
 
         self._listener.close()
-        self._closed.set()
+        self.stop()
         self.cut()
         await self.hung_up()
         await self._listener.wait_closed()
@@ -107,8 +107,10 @@ class Proxy:
         self._fault, self._at = fault, self.trips + trip
 
     def stop(self) -> None:
-        """Lose nothing any more."""
+        """Lose nothing any more, and end the connections that a fault holds back."""
         self._fault = None
+        self._stopped.set()
+        self._stopped = asyncio.Event()
 
     async def _accept(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -183,6 +185,6 @@ class Proxy:
             writer.write(data[: len(data) // 2])
             await writer.drain()
         elif fault.how == "stall":
-            await self._closed.wait()
+            await self._stopped.wait()
 
         raise ConnectionAbortedError("lost by the proxy")
