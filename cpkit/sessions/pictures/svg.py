@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape
+from html import escape
 
 from cpkit.sessions.pictures.describe import shortened
 from cpkit.sessions.pictures.outline import Item, Run, every_run, outline
