@@ -18,7 +18,7 @@ from cpkit import open_checkpointer
 from cpkit.cli.stores import Store
 from cpkit.records import ThreadDump
 from cpkit.tools.copying import copy_store
-from tests.cli.command import call, cpkit, environment, in_store, invoke
+from tests.cli.command import call, environment, in_store, invoke, run_main
 from tests.cli.dying import Dying
 from tests.cli.stocked import everything, stock
 from tests.stores import SHARED, fresh_url
@@ -52,7 +52,7 @@ def test_a_copy_is_exact(tmp_path: Path, source: str, destination: str) -> None:
     dst = fresh_url(destination, tmp_path, "to")
     in_store(src, stock)
 
-    first = cpkit("copy", src, dst, "--json")
+    first = run_main("copy", src, dst, "--json")
     assert (first.code, first.err) == (0, "")
     assert first.json["complete"]
     assert in_store(dst, everything) == in_store(src, everything)
@@ -501,7 +501,7 @@ def test_a_copy_that_is_killed_is_completed(
         assert worker.returncode in (0, -signal.SIGKILL), worker.stderr
 
     assert deaths >= 2
-    ended = cpkit("copy", src, dst, "--json")
+    ended = run_main("copy", src, dst, "--json")
     assert ended.json["complete"], ended.out
     assert in_store(dst, everything) == whole
 

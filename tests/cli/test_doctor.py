@@ -14,7 +14,7 @@ from cpkit.cli.stores import Store
 from cpkit.driver import file_system
 from cpkit_file.schema import register_name
 from cpkit_sqlite.connection import has_wal_reset_bug
-from tests.cli.command import call, cpkit, in_store, invoke
+from tests.cli.command import call, in_store, invoke, run_main
 from tests.mounts import small_disk
 from tests.servers.redis import RedisServer
 from tests.stores import fresh_url
@@ -32,7 +32,7 @@ def test_a_store_is_examined(url: str) -> None:
         await call(cp, "b", "c", "k")
 
     in_store(url, fill)
-    ended = cpkit("doctor", url, "--json")
+    ended = run_main("doctor", url, "--json")
     assert (ended.code, ended.err) == (0, "")
     found = ended.json
     assert (found["schema_version"], found["threads"]) == (1, 2)

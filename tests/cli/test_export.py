@@ -16,7 +16,7 @@ import pytest
 from cpkit import ToolCall, open_checkpointer
 from cpkit.cli.stores import Store
 from cpkit.tools.copying import ExportFile, copy_store, export_lines
-from tests.cli.command import call, cpkit, in_store, invoke
+from tests.cli.command import call, in_store, invoke, run_main
 from tests.cli.stocked import CUT, everything, stock, stock_cut
 from tests.stores import fresh_url
 
@@ -25,7 +25,7 @@ def test_an_export_can_be_copied_back(url: str, tmp_path: Path) -> None:
     """The copy is exact, with all times, and the file has mode 0600."""
     in_store(url, stock)
     file = tmp_path / "all.jsonl"
-    assert cpkit("export", url, "--output", str(file)).code == 0
+    assert run_main("export", url, "--output", str(file)).code == 0
     assert file.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.glob(".all*")] == []
 
@@ -39,7 +39,7 @@ def test_an_export_can_be_copied_back(url: str, tmp_path: Path) -> None:
 def test_standard_output_has_only_the_exported_lines(sqlite_url: str) -> None:
     """They are those of the named threads, in the given order."""
     in_store(sqlite_url, stock)
-    ended = cpkit("export", sqlite_url, "values", "only-extra")
+    ended = run_main("export", sqlite_url, "values", "only-extra")
     assert (ended.code, ended.err) == (0, "")
     lines = [json.loads(line) for line in ended.out.splitlines()]
     assert [one["thread"] for one in lines if "thread" in one] == [
@@ -66,7 +66,7 @@ def test_a_trimmed_thread_is_exported_where_it_begins(
         return await cp.trim("t", before)
 
     removed, file = in_store(sqlite_url, fill), str(tmp_path / "all.jsonl")
-    assert cpkit("export", sqlite_url, "--output", file).code == 0
+    assert run_main("export", sqlite_url, "--output", file).code == 0
     lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
     assert (lines[1]["version"], lines[1]["first"]) == (5, removed)
     back = fresh_url("sqlite", tmp_path, "back")
@@ -77,7 +77,7 @@ def test_a_trimmed_thread_is_exported_where_it_begins(
 def test_a_deleted_thread_is_exported_by_name(sqlite_url: str) -> None:
     """Its line says that it has nothing but erased calls."""
     in_store(sqlite_url, stock)
-    ended = cpkit("export", sqlite_url, "pruned")
+    ended = run_main("export", sqlite_url, "pruned")
     lines = [json.loads(line) for line in ended.out.splitlines()]
     assert [(one["thread"], one["erased"]) for one in lines if "thread" in one] == [
         ("pruned", True)
@@ -91,7 +91,7 @@ def test_a_deleted_thread_is_exported_by_name(sqlite_url: str) -> None:
 def test_a_thread_named_twice_is_exported_once(sqlite_url: str) -> None:
     """`cpkit copy` refuses a file that has a thread twice."""
     in_store(sqlite_url, stock)
-    ended = cpkit("export", sqlite_url, "pruned", "pruned")
+    ended = run_main("export", sqlite_url, "pruned", "pruned")
     assert json.loads(ended.out.splitlines()[-1]) == {"threads": 1}
 
 

@@ -229,7 +229,7 @@ def test_an_effect_is_listed_by_its_arguments(sqlite_url: str) -> None:
 
 def test_drivers_are_listed() -> None:
     """The list has every scheme, its driver, its package and its state."""
-    rows = {row[0]: row for row in table(cpkit("drivers").out)}
+    rows = {row[0]: row for row in table(run_main("drivers").out)}
     assert {"memory", "sqlite", "postgresql", "redis", "file"} <= set(rows)
     assert rows["sqlite"][-1] == "ready"
     found = invoke("drivers", "--json").json["drivers"]
@@ -334,7 +334,7 @@ def test_only_a_terminal_gets_colours(sqlite_url: str) -> None:
     assert "\x1b" not in on_terminal("show", sqlite_url, "missing", TERM="dumb")
     piped = run_main("show", sqlite_url, "chat")
     assert "\x1b" not in piped.out + piped.err
-    assert "\x1b" not in cpkit("show", sqlite_url, "missing").err
+    assert "\x1b" not in run_main("show", sqlite_url, "missing").err
 
 
 def test_a_table_has_a_least_width() -> None:
