@@ -28,11 +28,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from conformance import Harness, Report, URLHarness, certify
 from conformance.clause import Level
 from conformance.fork_server import close_server
 from conformance.report import SUITE_VERSION
 from conformance.runner import Status
+from cpkit.keyring import add_key
 from tests.servers.galera import GaleraCluster, GaleraHarness
 from tests.servers.mariadb import MariaDBHarness, MariaDBServer
 from tests.servers.postgres import PostgresServer
@@ -46,7 +49,7 @@ FOLDER = ROOT / "build" / "certificates"
 PAGE = ROOT / "docs" / "certificates.md"
 
 STORES = [
-    *("memory", "sqlite", "file", "postgresql", "postgresql-pair"),
+    *("memory", "sqlite", "sqlite-encrypted", "file", "postgresql", "postgresql-pair"),
     *("redis", "redis-always", "redis-cluster", "mariadb", "galera"),
 ]
 
@@ -59,6 +62,12 @@ def harness_of(store: str) -> Iterator[Harness]:
             yield URLHarness("memory://certified")
         case "sqlite":
             yield URLHarness("sqlite:///certified.db")
+        case "sqlite-encrypted":
+            add_key(Path("ring.json"), name="certified")
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("CPKIT_KEYRING", str(Path("ring.json").absolute()))
+                yield URLHarness("sqlite:///certified.db")
         case "file":
             yield URLHarness("file:certified")
         case "postgresql":

@@ -319,9 +319,7 @@ SWEEPS = select(
 
 
 class Sweeps(ConformanceTests):
-    """SIGKILL and linearizability, three times as long."""
-
-    rounds = ConformanceTests.rounds * 3
+    """SIGKILL and linearizability, as long as for a certificate."""
 
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize("clause", SWEEPS, ids=lambda clause: clause.id)

@@ -9,7 +9,14 @@ from typing import Any
 import asyncpg
 import pytest
 
-from conformance import ConformanceTests, Harness, URLHarness
+from conformance import (
+    Clause,
+    ConformanceTests,
+    Harness,
+    Level,
+    URLHarness,
+    select,
+)
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import MakeStore
@@ -37,11 +44,24 @@ def wide() -> Iterator[PgBouncer]:
         yield pooler
 
 
+# Values, ids and answers are as without it: `tests/test_conformance.py` has them all.
+POOLED = [
+    one
+    for one in select(["core", "optional", "concurrent", "durable"])
+    if one.level in (Level.CONCURRENT, Level.DURABLE)
+    or one.subject in ("append", "cancel", "claim", "handle", "move", "trim", "watch")
+]
+
+
 @pytest.mark.long
 class TestPooled(ConformanceTests):
-    """The whole contract holds."""
+    """Each statement and each transaction runs on a connection of any client."""
 
     rounds = ConformanceTests.rounds / 4
+
+    @pytest.mark.parametrize("clause", POOLED, ids=lambda clause: clause.id)
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
 
     @pytest.fixture
     def harness(self, wide: PgBouncer) -> Harness:
