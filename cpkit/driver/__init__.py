@@ -47,6 +47,7 @@ from cpkit.driver.writes import Claim as Claim
 from cpkit.driver.writes import Conflict as Conflict
 from cpkit.driver.writes import Erase as Erase
 from cpkit.driver.writes import EraseCalls as EraseCalls
+from cpkit.driver.writes import Fate as Fate
 from cpkit.driver.writes import KeyHeld as KeyHeld
 from cpkit.driver.writes import Merge as Merge
 from cpkit.driver.writes import Outcome as Outcome

@@ -11,10 +11,12 @@ import asyncio
 import os
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from heapq import merge
 from itertools import groupby, islice, takewhile
@@ -518,7 +520,26 @@ class KeyValueStore(ABC):
         engine = self._engine
         assert engine is not None, "the handle calls open first"
         # The first handle's object holds the engine.
-        return await asyncio.wrap_future(engine.run(engine.store.transact, work, write))
+        run = engine.run(engine.store.transact, partial(_released, work), write)
+        return await asyncio.wrap_future(run)
+
+
+def _released(work: Callable[[View], T], view: View) -> T:
+    """Do the work; an exception does not keep iterators of the engine.
+
+    Its traceback has them, a caller may keep it, and an engine such as RocksDB stays
+    open as long as one exists.
+    """
+    try:
+        return work(view)
+    except Exception as exc:
+        raised: BaseException | None = exc
+
+        while raised is not None:
+            traceback.clear_frames(raised.__traceback__)
+            raised = raised.__context__
+
+        raise
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,6 +13,7 @@ from cpkit import (
     Durability,
     ListsThreads,
     SchemaMismatch,
+    SerializationError,
     Survives,
 )
 from cpkit.driver import (
@@ -80,6 +81,39 @@ def test_rows_are_those_of_the_engine_and_of_the_batch() -> None:
     assert list(view.rows(b"a")) == found
     assert list(view.rows(b"a", b"2")) == found[1:]
     assert view.get(b"a4") is None
+
+
+class _Iterating(_Dict):
+    """An engine that tells when an iterator of its rows has ended."""
+
+    def transact(self, work: Callable[[View], T], write: bool) -> T:
+        def rows(first: bytes) -> Iterator[tuple[bytes, bytes]]:
+            try:
+                yield from sorted(row for row in self.rows.items() if row[0] >= first)
+            finally:
+                self.log.append("iterator closed")
+
+        if write:
+            return super().transact(work, write)
+
+        return work(View(self.rows.get, rows))
+
+
+async def test_an_error_keeps_no_iterator_of_the_engine() -> None:
+    """A caller keeps the exception of a load that meets another type."""
+    store = _Iterating({}, "iterating")
+    handle: Any = handle_over(store, message_type=int, options=DriverOptions())
+
+    async with handle as cp:
+        await cp.append("t", [1, 2])
+        place = next(key for key in store.rows if key[:1] == b"m")
+        store.rows[place] = b'"text"'
+
+        with pytest.raises(SerializationError) as kept:
+            await cp.load("t")
+
+        assert store.log == ["open", "iterator closed"]
+        assert "message [0]" in str(kept.value)
 
 
 def test_long_ids_are_listed_in_their_order() -> None:

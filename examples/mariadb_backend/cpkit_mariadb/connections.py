@@ -15,8 +15,7 @@ from asyncmy.constants.CLIENT import MULTI_STATEMENTS
 from asyncmy.errors import MySQLError
 from pydantic import PositiveInt
 
-from cpkit.driver import ServerOptions, StoreFailure, is_late
-from cpkit.driver.writes import Fate
+from cpkit.driver import Fate, ServerOptions, StoreFailure, is_late
 from cpkit.errors import InvalidURL
 
 __all__ = ["NO_TABLE", "Connections", "Link", "MariaDBOptions", "code"]
