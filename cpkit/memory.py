@@ -153,7 +153,7 @@ class MemoryStore:
     max_writes = 1
     timeout: float | None = None
     locks_threads = False
-    erases = trims = erases_calls = True
+    erases = trims = erases_calls = takes_bytes = True
     one_process = True
 
     def __init__(self, name: str | None = None) -> None:

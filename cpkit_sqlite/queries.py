@@ -63,6 +63,7 @@ DELETE_THREAD = "DELETE FROM cpkit_threads WHERE number = ?"
 
 # Where the clock was set back, the time of the message before counts.
 ADD_MESSAGE = "INSERT INTO cpkit_messages VALUES (?, max(?, ?), CAST(? AS TEXT))"
+ADD_ENCRYPTED = "INSERT INTO cpkit_messages VALUES (?, max(?, ?), ?)"
 MESSAGES = """
 SELECT CAST(body AS BLOB) FROM cpkit_messages WHERE key >= ? AND key < ? ORDER BY key
 """

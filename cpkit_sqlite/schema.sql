@@ -1,5 +1,5 @@
 -- Version 1. Times are microseconds since 1970, UTC. Message bodies, extra keys and
--- values, args and results are JSON text.
+-- values, args and results are JSON text; encrypted messages are blobs.
 BEGIN IMMEDIATE;
 
 -- An append does not set updated_at: the time of the last message counts as well.

@@ -115,7 +115,7 @@ class SQLiteStore:
     max_writes = 256
     timeout = None  # a thread cannot be cancelled; busy_timeout limits its waits
     locks_threads = False
-    erases = trims = erases_calls = True
+    erases = trims = erases_calls = takes_bytes = True
 
     def __init__(self, path: str, options: SQLiteOptions | None = None) -> None:
         self.name = f"sqlite:///{path}"
@@ -433,7 +433,9 @@ def _append(db: _DB, write: Append | Merge, now: int, heads: _Heads) -> Outcome:
     if bodies:
         first = (number << 32) + version
         rows = [(key, now, last, body) for key, body in enumerate(bodies, first)]
-        db.executemany(queries.ADD_MESSAGE, rows)
+        is_encrypted = bodies[0][:8] == b'["cpkit:'
+        add = queries.ADD_ENCRYPTED if is_encrypted else queries.ADD_MESSAGE
+        db.executemany(add, rows)
         version += len(bodies)
 
     if items:

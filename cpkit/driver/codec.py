@@ -56,6 +56,7 @@ _MAX_VERSION = 2**53
 # Bytes of JSON of a key of extra, without the quotes: as long as an id.
 _MAX_KEY = 512
 
+_ENCRYPTED = "it is encrypted: open the store with its keyring"
 _TYPED = "open the store with message_type= for typed messages"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -223,11 +224,8 @@ class Codec(Generic[MessageT]):
         if typed is None:
             for i, one in enumerate(found, first):
                 if type(one) is not dict:
-                    fault = "not a JSON object"
-
-                    if type(one) is list and one[-1:] == ["cpkit:"]:
-                        fault = "it is encrypted: open the store with its keyring"
-
+                    is_sealed = type(one) is list and one[-1:] == ["cpkit:"]
+                    fault = _ENCRYPTED if is_sealed else "not a JSON object"
                     raise CorruptThread(thread_id, f"message {i}", fault)
 
         return found
@@ -241,8 +239,9 @@ class Codec(Generic[MessageT]):
                 fault = f"does not fit message_type: {in_one_line(exc)}"
                 raise SerializationError((position,), fault, thread_id) from exc
 
-            where = f"message {position}"
-            raise CorruptThread(thread_id, where, f"not JSON: {exc}") from exc
+            is_sealed = isinstance(text, bytes) and text.endswith(b'"cpkit:"]')
+            fault = _ENCRYPTED if is_sealed else f"not JSON: {exc}"
+            raise CorruptThread(thread_id, f"message {position}", fault) from exc
 
     def extra(
         self, items: Iterable[tuple[bytes | str, bytes | str]], thread_id: str

@@ -4,8 +4,10 @@ A sealed value is::
 
     ["cpkit:1:<key id>:<wrapped data key>:<CRC-32>","-_-_<nonce, text, tag>","cpkit:"]
 
-The first part is its *head*. The value is JSON, padded with spaces so that base64 has
-no unused bits, and encrypted by AES-256-GCM with a random nonce of 96 bits. It is bound
+The first part is its *head*. The second one is base64, and without quotes and base64
+in messages of a store that takes bytes. The value is JSON, padded with spaces so that
+base64 has no unused bits, and encrypted by AES-256-GCM with a random nonce of 96 bits.
+It is bound
 to its place by associated data: the head, the keyring's name, the thread, the kind of
 value, and the position of a message, the key of extra, or the id of a call, with its
 key and tool (args) or its status (result).
@@ -65,7 +67,7 @@ END = b',"cpkit:"]'
 CUT = -len(END)
 
 MARK = b"\xfb\xff\xbf"
-"""What the base64 begins with: ``-_-_``. So the other alphabet's + and / are errors."""
+"""What the second part begins with: ``-_-_``, so + and / of the other base64 fail."""
 
 _HEAD = re.compile(rb'\["cpkit:1:([\w.-]{1,64}):([\w=-]+):([0-9a-f]{8})"')
 # The key in extra of a record, of which a part of the digest of the head is the name.
@@ -130,6 +132,12 @@ class Sealer:
         sealed = MARK + nonce + thread.cipher.encrypt(nonce, padded, place)
         return b"%b,%b%b" % (thread.head, to_json(sealed, bytes_mode="base64"), END)
 
+    def _sealed_bytes(self, thread: DataKey, value: bytes, place: bytes) -> bytes:
+        """Seal for a store that takes bytes."""
+        nonce = os.urandom(12)
+        sealed = thread.cipher.encrypt(nonce, value, place)
+        return b"%b,%b%b%b%b" % (thread.head, MARK, nonce, sealed, END)
+
     def _learn(self, items: Iterable[Item], thread_id: str) -> None:
         """Note the records among the items of a thread's extra."""
         for key, value in items:
@@ -140,7 +148,7 @@ class Sealer:
     def _opened(
         self, value: bytes | str, thread_id: str, place: bytes, where: str
     ) -> bytes:
-        """Return the JSON in a value of extra or of a call."""
+        """Return the JSON in a value."""
         value = as_bytes(value)
 
         if not is_sealed(value):
@@ -153,10 +161,13 @@ class Sealer:
         cipher = self._cipher(head, thread_id, where)
 
         try:
-            data = decode_text(text.removesuffix(END))
+            data = text.removesuffix(END)
 
-            if data[:3] != MARK:
-                raise ValueError("another mark")
+            if data[:1] == b'"':
+                data = decode_text(data)
+
+            if not text.endswith(END) or data[:3] != MARK:
+                raise ValueError("another frame")
 
             place = self._bound(head, thread_id) + place
             opened: bytes = cipher.decrypt(data[3:15], data[15:], place)

@@ -15,6 +15,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 from cpkit.driver.codec import Codec
@@ -26,7 +27,6 @@ from cpkit.driver.seal import (
     Item,
     Sealer,
     as_bytes,
-    corrupt,
     decode_text,
     head_if_sealed,
     head_of,
@@ -78,6 +78,8 @@ _LARGE = 2**40
 _HEAD_BYTES = 1024
 # Seconds between two looks whether the file of a keyring has changed.
 _LOOK_PAUSE = 1.0
+# Messages that are opened in one step.
+_AT_ONCE = 64
 
 
 class Seals(NamedTuple):
@@ -112,6 +114,8 @@ class SealedStore(Sealer):
         self.erases = getattr(store, "erases", False)
         self.trims = getattr(store, "trims", False)
         self.erases_calls = getattr(store, "erases_calls", False)
+        takes_bytes = getattr(store, "takes_bytes", False)
+        self._sealed_body = self._sealed_bytes if takes_bytes else self._sealed
 
         # ``isinstance`` finds abilities on the instance too.
         for name in ("threads", "markers", "listen", "announce", "survives_by_default"):
@@ -261,7 +265,7 @@ class SealedStore(Sealer):
 
                 for body in write.bodies:
                     place = b"%bm%d" % (thread.bound, end)
-                    bodies += [self._sealed(thread, body, place)]
+                    bodies += [self._sealed_body(thread, body, place)]
                     end += 1
 
                 if expected == version:
@@ -347,7 +351,9 @@ class SealedStore(Sealer):
             calls.append(sealed)
 
         bodies = [
-            self._sealed(thread, as_bytes(body), b"%bm%d" % (thread.bound, position))
+            self._sealed_body(
+                thread, as_bytes(body), b"%bm%d" % (thread.bound, position)
+            )
             for position, body in enumerate(write.bodies, write.first)
         ]
         items = self._sealed_items(thread, write.items)
@@ -479,39 +485,71 @@ class SealedStore(Sealer):
         heads: list[bytes],
     ) -> Iterator[bytes]:
         """Yield messages as they were appended; ``heads`` gets the head of the last."""
-        known: bytes | None = None
-        wrong = self._wrong
+        parts = self._parts(iter(rows), thread_id, first, heads)
+        return chain.from_iterable(parts)
 
-        for position, stored in enumerate(rows, first):
-            row = stored if type(stored) is bytes else as_bytes(stored)
-            head, _, text = row.partition(b",")
+    def _parts(
+        self, rows: Iterator[Any], thread_id: str, position: int, heads: list[bytes]
+    ) -> Iterator[list[bytes]]:
+        """Yield lists of messages; no function of Python is called for each of them."""
+        is_encrypted = self._ring.sealed_only
 
-            if head != known:
-                if not is_sealed(row):
-                    if known is not None or self._ring.sealed_only:
+        while some := list(islice(rows, _AT_ONCE)):
+            if type(some[0]) is str:
+                some = [row.encode() for row in some]
+
+            opened = self._opened_alike(some, thread_id, position)
+
+            if opened is None:
+                opened = []
+
+                for i, row in enumerate(some, position):
+                    if is_encrypted and not is_sealed(row):
                         fault = "it is not encrypted"
-                        raise CorruptThread(thread_id, f"message {position}", fault)
+                        raise CorruptThread(thread_id, f"message {i}", fault)
 
-                    yield row
-                    continue
+                    is_encrypted = is_encrypted or is_sealed(row)
+                    place, where = b"m%d" % i, f"message {i}"
+                    opened.append(self._opened(row, thread_id, place, where))
 
-                cipher = self._cipher(head, thread_id, f"message {position}")
-                bound = self._bound(head, thread_id)
-                known = head
+            is_encrypted = is_encrypted or is_sealed(some[-1])
+            position += len(some)
+            heads[:] = [head_of(some[-1])] if is_encrypted else []
+            yield opened
 
-            try:
-                data = decode_text(text[:CUT])
-                place = b"%bm%d" % (bound, position)
-                body = cipher.decrypt(data[3:15], data[15:], place)
-            except (ValueError, wrong):
-                body = None
+    def _opened_alike(
+        self, rows: list[bytes], thread_id: str, position: int
+    ) -> list[bytes] | None:
+        """Open messages of one head; ``None`` if one of them needs a closer look."""
+        head = head_of(rows[0])
+        start = len(head) + 1
+        is_text = rows[0][start : start + 1] == b'"'
+        begins = head + (b',"-_-_' if is_text else b"," + MARK)
+        cut = len(begins)
 
-            if body is None or text[CUT:] != END or data[:3] != MARK:
-                raise corrupt(thread_id, f"message {position}")
+        if not (
+            is_sealed(rows[0])
+            and [row[:cut] for row in rows].count(begins) == len(rows)
+            and [row[CUT:] for row in rows].count(END) == len(rows)
+        ):
+            return None
 
-            yield body
+        decrypt = self._cipher(head, thread_id, f"message {position}").decrypt
+        bound = self._bound(head, thread_id) + b"m"
+        stop: int | None = CUT
 
-        heads[:] = [] if known is None else [known]
+        try:
+            if is_text:
+                rows = [*map(decode_text, [row[start:CUT] for row in rows])]
+                cut, stop = len(MARK), None
+
+            text = cut + 12
+            return [
+                decrypt(row[cut:text], row[text:stop], bound + b"%d" % i)
+                for i, row in enumerate(rows, position)
+            ]
+        except (ValueError, self._wrong):
+            return None
 
     def _items(self, items: Iterable[Item], thread_id: str) -> list[Any]:
         self._learn(items, thread_id)

@@ -85,7 +85,8 @@ class Store(Protocol):
     What a store need not have is off where it is missing. ``limits``, a `Limits`, is
     what the engine can hold, read after ``open``. With ``erases = True`` ``commit``
     takes `Erase`, with ``trims = True`` `Trim`, with ``erases_calls = True``
-    `EraseCalls`, and with a method ``dump`` `Restore`.
+    `EraseCalls`, and with a method ``dump`` `Restore`. With ``takes_bytes = True`` a
+    message may be any bytes; with a keyring it takes less room and time then.
     """
 
     @property

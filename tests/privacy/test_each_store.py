@@ -97,11 +97,15 @@ async def test_each_changed_byte_is_found(
             assert "canary" not in str(raised.value)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*PLACES, "message of a store that takes text"])
 async def test_every_changed_character_is_found(place: str) -> None:
     """Every character of a value, replaced by some of the others, or left out."""
     async with open_checkpointer("memory://", keyring=ring()) as opened:
         cp: Any = opened
+
+        if place not in PLACES:
+            cp.store._sealed_body = cp.store._sealed
+
         await fill(cp, "t", CANARY)
         stored = await cp.store._store.dump("t")
         key, value = stored.items[0]
@@ -110,15 +114,16 @@ async def test_every_changed_character_is_found(place: str) -> None:
         def reads(text: bytes) -> object:
             """Open the text in its place, as every read does."""
             match place:
-                case "message":
-                    return list(cp.store._messages([text], "t", 0, []))
                 case "extra":
                     return cp.store._items([(key, text)], "t")
-                case _:
+                case "args" | "result":
                     return cp.store._call(call._replace(**{place: text}))
+                case _:
+                    return list(cp.store._messages([text], "t", 0, []))
 
-        values = {"message": stored.bodies[0], "extra": value}
-        text = values.get(place) or getattr(call, place)
+        values = {"extra": value, "args": call.args, "result": call.result}
+        text = values.get(place, stored.bodies[0])
+        assert text.isascii() == (place != "message")
         reads(text)
 
         for spot in range(len(text)):

@@ -125,7 +125,7 @@ async def test_a_thread_from_before_is_encrypted_from_now_on(tmp_path: Path) -> 
         assert (seals.sealed, seals.plain) == (2, 8)
 
     [[body]] = rows(tmp_path, "SELECT body FROM cpkit_messages WHERE key % 4 = 3")
-    assert "canary" not in body
+    assert b"canary" not in body
 
 
 async def test_an_encrypted_store_without_its_keyring(tmp_path: Path) -> None:
@@ -249,7 +249,8 @@ async def test_a_running_store_takes_up_a_new_key(tmp_path: Path) -> None:
         assert len((await slow.load("t") or pytest.fail("no t")).messages) == 2
 
     found = rows(tmp_path, "SELECT body FROM cpkit_messages ORDER BY key")
-    assert [body.split(":")[2] for [body] in found] == [first, second]
+    ids = [body.split(b":")[2].decode() for [body] in found]
+    assert ids == [first, second]
     assert (await asyncio.to_thread(FileKeyring, place)).newest == second
 
 
