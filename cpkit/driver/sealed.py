@@ -72,14 +72,12 @@ T = TypeVar("T")
 
 _CODEC: Codec[Any] = Codec(Any)
 
-# Bytes that no append has: an engine that takes so many has no limit.
-_LARGE = 2**40
 # Bytes that a head may have, and how much longer base64 is.
 _HEAD_BYTES = 1024
 # Seconds between two looks whether the file of a keyring has changed.
 _LOOK_PAUSE = 1.0
 # Messages that are opened in one step.
-_AT_ONCE = 64
+_AT_ONCE = 256
 
 
 class Seals(NamedTuple):
@@ -150,7 +148,6 @@ class SealedStore(Sealer):
         self._reload = getattr(self._ring, "reload", None)
         await self._store.open()
         self._max_append = limits_of(self._store).max_append
-        self._is_limited = self._max_append < _LARGE
 
     async def close(self) -> None:
         await self._store.close()
@@ -176,7 +173,7 @@ class SealedStore(Sealer):
             if thread is None or thread.key_id != newest:
                 thread = await self._thread(write)
 
-            sealed.append(self._seal(write, thread, ends))
+            sealed += [self._seal(write, thread, ends)]
 
         try:
             outcomes = [*await self._store.commit(sealed)]
@@ -274,7 +271,8 @@ class SealedStore(Sealer):
             if write.items:
                 items = self._sealed_items(thread, write.items)
 
-            if self._is_limited:
+            # Sealed, a message of a kilobyte or more is at most twice as long.
+            if items or bodies[1:] or write.size > self._max_append // 2 - _HEAD_BYTES:
                 self._check_size(bodies, items)
 
             return Append(thread_id, bodies, expected, items, write.size)
@@ -417,11 +415,15 @@ class SealedStore(Sealer):
             if found is None:
                 return None
 
-            items = self._items(found.items, thread_id)
-            pending = self._opened_calls(found.pending)
             values = [value for _, value in found.items]
             values += [call.args for call in found.pending]
-            heads.extend(head_of(as_bytes(one)) for one in values)
+
+            if not values:
+                return found
+
+            heads.extend([head_of(as_bytes(one)) for one in values])
+            items = self._items(found.items, thread_id)
+            pending = self._opened_calls(found.pending)
             return found._replace(items=items, pending=pending)
 
         found = await self._retried(thread_id, read)
