@@ -129,13 +129,16 @@ async def test_a_thread_from_before_is_encrypted_from_now_on(tmp_path: Path) -> 
 
 
 async def test_an_encrypted_store_without_its_keyring(tmp_path: Path) -> None:
-    """The error of a load says that the keyring is missing."""
+    """The error of a load, or of a copy, says that the keyring is missing."""
     async with opened(tmp_path) as cp:
         await fill(cp, "t", CANARY)
 
     async with open_checkpointer(f"sqlite:///{tmp_path}/a.db") as cp:
         with pytest.raises(CorruptThread, match="it is encrypted: open the store"):
             await cp.load("t")
+
+        with pytest.raises(CorruptThread, match="it is encrypted: open the store"):
+            await cp.dump_thread("t")
 
 
 async def test_two_handles_append_without_a_version(tmp_path: Path) -> None:
