@@ -571,10 +571,13 @@ def _snapshot(
     first, end = span(start, stop, version, trimmed)
     keys = (number << 32) + first, (number << 32) + end
 
-    # Closed after an error too: an open statement keeps its snapshot, and the
-    # connection would go on reading from that.
-    with closing(db.execute(queries.MESSAGES, keys)) as rows:
-        found = decode(map(itemgetter(0), rows), first)
+    found: Sequence[Any] = []
+
+    if first < end:  # a list of sessions reads extra alone
+        # Closed after an error too: an open statement keeps its snapshot, and the
+        # connection would go on reading from that.
+        with closing(db.execute(queries.MESSAGES, keys)) as rows:
+            found = decode(map(itemgetter(0), rows), first)
 
     if missing := end - first - len(found):
         where = f"messages {first} to {end - 1}"

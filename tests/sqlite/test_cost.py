@@ -90,6 +90,20 @@ async def test_a_lone_append_is_four_statements(
     assert words == ["BEGIN", "SELECT", "INSERT", "COMMIT"]
 
 
+async def test_a_load_without_messages_looks_for_none(path: str) -> None:
+    """BEGIN, the thread, its extra, its pending calls, ROLLBACK."""
+    ran: list[str] = []
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}], extra={"a": 1})
+        await on(reader(cp), lambda db: db.set_trace_callback(ran.append))
+        assert await cp.load_range("t", stop=0) is not None
+        await on(reader(cp), lambda db: db.set_trace_callback(None))
+
+    words = [statement.split()[0] for statement in ran]
+    assert words == ["BEGIN", *["SELECT"] * 3, "ROLLBACK"]
+
+
 async def test_a_lone_write_is_one_commit_and_one_sync(
     statements: tuple[Store, list[str]],
 ) -> None:
