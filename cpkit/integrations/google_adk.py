@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -113,11 +112,9 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # By thread, what this process could not apply to shared states.
         self._unpaid: dict[str, dict[str, Any]] = {}
-        # By thread, what the last lists read. Each change of a session that a reader
-        # sees has a version of its own.
-        self._listed: OrderedDict[
-            str, tuple[ThreadInfo, CheckpointData[Any] | None]
-        ] = OrderedDict()
+        # What the last lists read. Each change of a session that a reader sees has a
+        # version of its own.
+        self._listed: dict[ThreadInfo, CheckpointData[Any]] = {}
 
     async def create_session(
         self,
@@ -243,9 +240,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         found: list[tuple[tuple[str, str, str], CheckpointData[Any]]] = []
 
         while page := await self._cp.list_threads(prefix=prefix, after=after):
-            loaded = await gather_limited(self._load_listed, page)
-
-            for info, data in zip(page, loaded, strict=True):
+            for info, data in (await self._load_listed(page)).items():
                 ids = info.thread_id.removeprefix(_SESSIONS).split("/")
 
                 # Another program may have a thread of another form with this prefix.
@@ -256,9 +251,10 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
             after = page[-1].thread_id
 
-        owners = {owner: _thread(_USERS, app_name, owner) for (_, owner, _), _ in found}
-        shared = [_thread(_APPS, app_name), *owners.values()] if found else []
-        app, *states = await gather_limited(self._shared_state, shared) or [{}]
+        owners = [*{owner for (_, owner, _), _ in found}]
+        shared = [_thread(_USERS, app_name, owner) for owner in owners]
+        shared += [_thread(_APPS, app_name)] if found else []
+        *states, app = await gather_limited(self._shared_state, shared) or [{}]
         users = dict(zip(owners, states, strict=True))
         sessions = [_session(ids, data, app, users[ids[1]]) for ids, data in found]
         sessions.sort(key=lambda one: (one.last_update_time, one.user_id, one.id))
@@ -543,23 +539,26 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
         return await self._cp.load_range(thread_id, -recent)
 
-    async def _load_listed(self, info: ThreadInfo) -> CheckpointData[Any] | None:
-        """Return the thread without messages; from memory if it has not changed."""
-        known, data = self._listed.pop(info.thread_id, (None, None))
+    async def _load_listed(
+        self, page: Sequence[ThreadInfo]
+    ) -> dict[ThreadInfo, CheckpointData[Any] | None]:
+        """Return the threads without messages; those that are the same from memory."""
+        found = {info: self._listed.get(info) for info in page}
+        changed = [info for info, data in found.items() if data is None]
+        ids = [info.thread_id for info in changed]
+        loaded = await gather_limited(lambda one: self._load(one, 0), ids)
 
-        if known != info:
-            data = await self._load(info.thread_id, 0)
+        for info, data in zip(changed, loaded, strict=True):
+            found[info] = data
 
             # A list applies what is owed, and later changes are not those of the info.
-            if data is None or data.version != info.version or data.extra.get(_OWED):
-                return data
+            if data and data.version == info.version and not data.extra.get(_OWED):
+                self._listed[info] = data
 
-        self._listed[info.thread_id] = info, data
+        for oldest in [*self._listed][:-_LISTED]:
+            del self._listed[oldest]
 
-        if len(self._listed) > _LISTED:
-            self._listed.popitem(last=False)
-
-        return data
+        return found
 
     async def _shared_state(self, thread_id: str) -> dict[str, Any]:
         data = await self._load(thread_id, 0)

@@ -552,6 +552,30 @@ async def test_a_list_reads_again_only_what_has_changed(
     await service.append_event(listed[0], event("b"))  # it knows its version
 
 
+async def test_a_list_of_known_sessions_starts_no_task_for_them(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """Only the sessions that changed and the two shared states have a task each."""
+    service, started = SessionService(cp), 0
+
+    def start(loop: Any, work: Any, **options: Any) -> asyncio.Task[Any]:
+        nonlocal started
+        started += 1
+        return asyncio.Task(work, loop=loop, **options)
+
+    for n in range(20):
+        session: Any = await service.create_session(**WHO, session_id=f"{n}")
+
+    await service.list_sessions(**WHO)
+    await service.append_event(session, event("a"))
+    asyncio.get_running_loop().set_task_factory(start)
+
+    for expected in (3, 2):
+        started = 0
+        assert len((await service.list_sessions(**WHO)).sessions) == 20
+        assert started == expected
+
+
 async def test_a_service_keeps_the_states_of_few_sessions(
     cp: MemoryCheckpointer[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
