@@ -571,7 +571,7 @@ def _snapshot(
     first, end = span(start, stop, version, trimmed)
     keys = (number << 32) + first, (number << 32) + end
 
-    found: Sequence[Any] = []
+    found: list[Any] = []
 
     if first < end:  # a list of sessions reads extra alone
         # Closed after an error too: an open statement keeps its snapshot, and the

@@ -313,6 +313,10 @@ class Session(SessionABC):
                     self._thread.wrote(records)
                     return
 
+    def _forget(self) -> None:
+        self._thread = Follower(self._cp, self.thread_id)
+        self._live: list[tuple[int, Any]] = []
+
     async def _refresh(self) -> None:
         """Read what others appended."""
         records = await self._thread.news()
@@ -322,12 +326,12 @@ class Session(SessionABC):
             self._forget()
             records = await self._thread.news() or []
 
+        # Records that were trimmed unread may have removed items before them.
+        if self._live and self._live[0][0] < (first := self._thread.first):
+            self._live = [one for one in self._live if one[0] >= first]
+
         self._apply(records)
         self._thread.read(records)
-
-    def _forget(self) -> None:
-        self._thread = Follower(self._cp, self.thread_id)
-        self._live: list[tuple[int, Any]] = []
 
     def _apply(self, records: list[Record]) -> None:
         """Change the items by the records that follow the last known one."""

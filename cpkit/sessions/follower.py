@@ -20,8 +20,9 @@ class Follower:
     looks for a message that proves it: the last message that was read, or the last one
     of the first append. The last message of an append must be unique.
 
-    ``first`` is the position of the first message that was there: others before it were
-    trimmed. If the proof was trimmed, the thread counts as the same.
+    ``first`` is the position of the oldest message left, as far as the reader noticed:
+    it looks when the proof was trimmed. The thread then counts as the same, and a
+    message that was trimmed before it was read is missing.
     """
 
     def __init__(self, cp: Checkpointer[Any], thread_id: str) -> None:
@@ -41,7 +42,7 @@ class Follower:
             first, messages = await read_part(self._cp, self._thread_id, position)
 
             if first > position:  # the proof was trimmed, if there was one
-                self.first = self.first if self.version else first
+                self.first = first
                 read = max(0, self.version - first)
                 self.version, self._proof = max(self.version, first), None
                 return messages[read:]

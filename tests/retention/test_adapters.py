@@ -81,6 +81,49 @@ async def test_a_removal_of_what_was_cut_is_passed_over() -> None:
         assert await openai_agents.Session("s", cp).get_items() == left[2:]
 
 
+async def test_an_open_openai_session_goes_on_after_a_cut_elsewhere() -> None:
+    """Another process removed items, and what says so was cut before it was read."""
+    async with MemoryCheckpointer[Any]() as cp:
+        opened, other = (openai_agents.Session("s", cp) for _ in range(2))
+        thread_id = openai_agents.session_thread("s")
+        await opened.add_items(openai_turn(0))
+        await other.clear_session()
+        await other.add_items(openai_turn(1))
+        await cp.trim(thread_id, 6)
+        assert await opened.get_items() == openai_turn(1)[1:]
+        await other.add_items(openai_turn(2)[:2])
+        await cp.trim(thread_id, 10)
+
+        for _ in range(3):  # the last two of turn 2, and one that was cut
+            await other.pop_item()
+
+        assert await opened.get_items() == []
+        await opened.add_items(openai_turn(3))
+        assert await openai_agents.Session("s", cp).get_items() == openai_turn(3)
+
+
+async def test_an_open_adk_session_goes_on_after_a_cut_elsewhere() -> None:
+    """Its version is the thread's still; an event that comes again is known."""
+    ids: Any = {"app_name": "app", "user_id": "u", "session_id": "s"}
+
+    async with MemoryCheckpointer[Any]() as cp:
+        service = google_adk.SessionService(cp)
+        session = await service.create_session(**ids)
+
+        for n in range(4):
+            await service.append_event(session, adk_event(n, "user", k=n))
+
+        await cp.trim(google_adk.session_thread("app", "u", "s"), 5)
+
+        for n in (3, 4):
+            await service.append_event(session, adk_event(n, "user", k=n))
+
+        opened = await google_adk.SessionService(cp).get_session(**ids)
+        assert opened is not None
+        assert [event.id for event in opened.events] == ["4 user"]
+        assert opened.state == {"k": 4}
+
+
 def adk_event(n: int, role: str, *parts: Any, **state: Any) -> Event:
     return Event(
         id=f"{n} {role}",
