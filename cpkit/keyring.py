@@ -10,10 +10,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
+import stat
+import sys
 from base64 import b64decode, b64encode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -22,7 +26,10 @@ from cpkit.errors import InvalidURL
 
 __all__ = ["FileKeyring", "Keyring", "LocalKeyring", "add_key", "keyring_at"]
 
+log = logging.getLogger(__name__)
+
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_FIELDS = {"keys", "name", "hash_key", "sealed_only"}
 
 
 @runtime_checkable
@@ -67,6 +74,8 @@ class LocalKeyring:
 
     With ``hash_key`` (32 random bytes) idempotency keys are stored as keyed hashes. It
     stays the same for the life of the store: other hashes find no call.
+
+    Raises ``ValueError`` for keys of another length, or ids of another form.
     """
 
     def __init__(
@@ -77,6 +86,12 @@ class LocalKeyring:
         hash_key: bytes | None = None,
         sealed_only: bool = False,
     ) -> None:
+        if hash_key is not None and not _is_key(hash_key):
+            raise ValueError("hash_key: not 32 bytes")
+
+        if type(sealed_only) is not bool:
+            raise ValueError("sealed_only: neither true nor false")
+
         self.name = name
         self.sealed_only = sealed_only
         self._hash_key = hash_key
@@ -85,12 +100,16 @@ class LocalKeyring:
     def _set(self, keys: Mapping[str, bytes]) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        for key_id, key in keys.items():
-            if not _ID.fullmatch(key_id) or len(key) != 32:
-                raise ValueError(f"key {key_id!r:.80}: an id of 1 to 64, and 32 bytes")
+        # Ids are not shown: where a key and its id are exchanged, they are secret.
+        for number, (key_id, key) in enumerate(keys.items(), 1):
+            if not _ID.fullmatch(key_id):
+                raise ValueError(f"key {number}: its id is not 1 to 64 A-Za-z0-9_.-")
+
+            if not _is_key(key):
+                raise ValueError(f"key {number}: not 32 bytes")
 
         if not keys:
-            raise ValueError("a keyring has one key or more")
+            raise ValueError("keys: none; a keyring has one or more")
 
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
         self.newest = list(keys)[-1]
@@ -126,22 +145,41 @@ class LocalKeyring:
 
 
 class FileKeyring(LocalKeyring):
-    """The keyring in a file; an open store notices a change of it within a second."""
+    """The keyring in a file; an open store notices a change of it within a second.
+
+    Raises ``OSError`` as `open` does, and ``InvalidURL`` for a file of another form.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._state = self._stat()
-        super().__init__(**_parsed(self._path.read_text("utf-8"), str(path)))
+        self._fault: str | None = None
+        super().__init__(**_parsed(self._path.read_bytes(), str(path)))
 
     def reload(self) -> None:
-        """Read the keys again if the file has changed; keep them if it is not there."""
+        """Take up keys and ``sealed_only`` if the file has changed.
+
+        Where that fails, the keys stay as they are. The log has a warning, once for
+        each cause, and the next call tries again.
+        """
         try:
             if (state := self._stat()) != self._state:
-                text = self._path.read_text("utf-8")
-                self._set(_parsed(text, str(self._path))["keys"])
+                self._take(_parsed(self._path.read_bytes(), str(self._path)))
                 self._state = state
-        except (OSError, InvalidURL):  # it is being replaced: look again later
-            return
+
+            self._fault = None
+        except (OSError, InvalidURL) as exc:
+            if (fault := str(exc)) != self._fault:
+                self._fault = fault
+                log.warning("a changed keyring is not used yet: %s", fault)
+
+    def _take(self, ring: dict[str, Any]) -> None:
+        if (ring["name"], ring["hash_key"]) != (self.name, self._hash_key):
+            fault = "its name or hash_key has changed: start the process again"
+            raise InvalidURL(f"keyring {self._path}: {fault}")
+
+        self.sealed_only = ring["sealed_only"]
+        self._set(ring["keys"])
 
     def _stat(self) -> tuple[int, int, int]:
         found = os.stat(self._path)
@@ -151,11 +189,24 @@ class FileKeyring(LocalKeyring):
 def keyring_at(place: str | os.PathLike[str]) -> Keyring:
     """Return the keyring of a file, or of a variable (``env:NAME``).
 
-    Raises ``InvalidURL`` if it cannot be read.
+    Raises ``InvalidURL`` if it cannot be read. No error shows what could be a key.
     """
     text = os.fspath(place)
 
+    if not text:
+        fault = "empty: unset CPKIT_KEYRING to open the store without encryption"
+        raise InvalidURL(f"the keyring (keyring= or CPKIT_KEYRING) is {fault}")
+
+    if "{" in text or "\0" in text or text.endswith("="):  # JSON, or a key
+        fault = (
+            "not the keyring itself: put its JSON into a variable, and give env:NAME"
+        )
+        raise InvalidURL(f"keyring= and CPKIT_KEYRING take the path of a file, {fault}")
+
     if text.startswith("env:"):
+        if not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", text):
+            raise InvalidURL("keyring env: what follows is not the name of a variable")
+
         if not (value := os.environ.get(text[4:])):
             raise InvalidURL(f"keyring {text}: the variable is not set")
 
@@ -163,56 +214,137 @@ def keyring_at(place: str | os.PathLike[str]) -> Keyring:
 
     try:
         return FileKeyring(text)
+    except FileNotFoundError:
+        fault = f"no such file; create it: cpkit keyring {text}"
+        raise InvalidURL(f"keyring {text}: {fault}") from None
     except OSError as exc:
-        problem = f"keyring {text}: {exc.strerror}; create it: cpkit keyring {text}"
-        raise InvalidURL(problem) from None
+        raise InvalidURL(f"keyring {text}: {exc.strerror}") from None
 
 
 def add_key(path: Path, *, name: str = "", hash_keys: bool = False) -> str:
     """Add a new key to the file, or create it for its owner alone; return the id.
 
     The file is replaced as a whole, so that a reader sees the old ring or the new one.
-    ``name`` and ``hash_keys`` are for a new file.
+    It keeps its owner and mode; a link stays, and its target is replaced. Two calls at
+    once wait for each other.
+
+    Raises ``ValueError`` if ``name`` or ``hash_keys`` is given for a file that exists.
     """
-    if path.exists():
-        ring = json.loads(path.read_text("utf-8"))
-        _parsed(json.dumps(ring), str(path))
-    else:
-        ring = {"name": name, "sealed_only": False, "keys": {}}
+    path = Path(os.path.realpath(path))
 
-        if hash_keys:
-            ring["hash_key"] = b64encode(os.urandom(32)).decode()
+    with _alone(path.parent) as folder:
+        found = None
 
-    key_id = f"{datetime.now(UTC):%Y-%m-%d}-{os.urandom(4).hex()}"
-    ring["keys"][key_id] = b64encode(os.urandom(32)).decode()
-    draft = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        if path.exists():
+            if name or hash_keys:
+                raise ValueError(f"{path} exists: a name and a hash key cannot be set")
 
-    with open(file, "w", encoding="utf-8") as text:
-        text.write(json.dumps(ring, indent=2) + "\n")
-        text.flush()
-        os.fsync(file)
+            found = os.stat(path)
+            text = path.read_bytes()
+            _parsed(text, str(path))
+            ring = json.loads(text)
+        else:
+            ring = {"name": name, "sealed_only": False, "keys": {}}
 
-    os.replace(draft, path)
+            if hash_keys:
+                ring["hash_key"] = b64encode(os.urandom(32)).decode()
+
+        key_id = f"{datetime.now(UTC):%Y-%m-%d}-{os.urandom(4).hex()}"
+        ring["keys"][key_id] = b64encode(os.urandom(32)).decode()
+        _replace(path, json.dumps(ring, indent=2) + "\n", found)
+
+        if folder is not None:
+            os.fsync(folder)
+
     return key_id
 
 
-def _parsed(text: str, place: str) -> dict[str, Any]:
+@contextmanager
+def _alone(folder: Path) -> Iterator[int | None]:
+    """Lock a folder, and yield its descriptor; Windows has no such lock."""
+    if sys.platform == "win32":
+        yield None
+        return
+
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str, found: os.stat_result | None) -> None:
+    """Write a file as a whole, synced, with the owner and mode that were found."""
+    draft = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
+
+    try:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+        with open(file, "w", encoding="utf-8") as target:
+            if found is not None and hasattr(os, "fchown"):
+                mine = os.fstat(file)
+                owner = found.st_uid, found.st_gid
+
+                if (mine.st_uid, mine.st_gid) != owner:
+                    os.fchown(file, *owner)
+
+                os.fchmod(file, stat.S_IMODE(found.st_mode))
+
+            target.write(text)
+            target.flush()
+            os.fsync(file)
+
+        os.replace(draft, path)
+    finally:
+        with suppress(FileNotFoundError):  # it has its name
+            os.unlink(draft)
+
+
+def _parsed(text: str | bytes, place: str) -> dict[str, Any]:
     """Return the arguments of a `LocalKeyring`; an error shows nothing of the text."""
     try:
         ring = json.loads(text)
-        keys = {key_id: b64decode(key) for key_id, key in ring["keys"].items()}
+        keys = ring["keys"].items()
+        name = ring.get("name", "")
         hash_key = ring.get("hash_key")
+
+        if ring.keys() - _FIELDS:
+            names = ", ".join(sorted(_FIELDS))
+            raise InvalidURL(
+                f"keyring {place}: a field is not one of: {names}; to hash idempotency "
+                'keys, a new store has "hash_key": 32 random bytes in base64'
+            )
+
         arguments: dict[str, Any] = {
-            "keys": keys,
-            "name": str(ring.get("name", "")),
-            "hash_key": None if hash_key is None else b64decode(hash_key),
-            "sealed_only": ring.get("sealed_only", False) is True,
+            "keys": {key_id: _decoded(key) for key_id, key in keys},
+            "name": name,
+            "hash_key": None if hash_key is None else _decoded(hash_key),
+            "sealed_only": ring.get("sealed_only", False),
         }
+
+        if not isinstance(name, str):
+            raise ValueError("name: not a text")
+
         LocalKeyring(**arguments)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise InvalidURL(
-            f'keyring {place}: not of the form {{"keys": {{"id": "32 bytes, base64"}}}}'
-        ) from None
+    except (TypeError, KeyError, AttributeError, json.JSONDecodeError, UnicodeError):
+        form = '{"keys": {"id": "32 bytes, base64"}}'
+        raise InvalidURL(f"keyring {place}: not of the form {form}") from None
+    except ValueError as exc:
+        raise InvalidURL(f"keyring {place}: {exc}") from None
 
     return arguments
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:  # which shows a part of the text, or says what is padding
+        raise ValueError("a key is not 32 bytes in base64") from None
+
+
+def _is_key(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == 32

@@ -145,7 +145,7 @@ def open_checkpointer(
     or ``SchemaMismatch``.
     """
     parsed = _parse(url, options)
-    ring = keyring or os.environ.get("CPKIT_KEYRING") or None
+    ring = os.environ.get("CPKIT_KEYRING") if keyring is None else keyring
 
     if hasattr(parsed.driver, "commit"):
         store = cast("type[StoreDriver]", parsed.driver).from_url(*parsed[:2])

@@ -74,7 +74,7 @@ async def _copy(src: str, dst: str, update: bool) -> CopyReport:
 
     if Path(src).suffix == ".jsonl" and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", src):
         place = os.environ.get("CPKIT_KEYRING")
-        ring = await asyncio.to_thread(keyring_at, place) if place else None
+        ring = await asyncio.to_thread(keyring_at, place) if place is not None else None
         export = await asyncio.to_thread(partial(ExportFile, src, keyring=ring))
         return await _into(export, dst, update)
 

@@ -35,13 +35,10 @@ def keyring(file: File, name: Name = "", hash_keys: HashKeys = False) -> None:
     What is written from now on uses the new key; the older keys stay, and open what
     they have wrapped. cpkit rewrap puts all threads under the new key.
     """
-    if file.exists() and (name or hash_keys):
-        fail(Exit.BAD_USE, "--name and --hash-keys are for a new keyring")
-
     try:
         with needs_extra("a keyring", "privacy"):
             key_id = add_key(file, name=name, hash_keys=hash_keys)
-    except (CheckpointerError, ModuleNotFoundError) as exc:
+    except (CheckpointerError, ModuleNotFoundError, ValueError) as exc:
         fail(Exit.BAD_USE, str(exc))
     except OSError as exc:
         fail(Exit.BAD_USE, f"{file}: {exc.strerror}")

@@ -75,7 +75,7 @@ def test_a_store_is_rewrapped(url: str, tmp_path: Path) -> None:
     assert [replace(one, updated_at=None) for one in after] == [
         replace(one, updated_at=None) for one in before
     ]
-    ended = invoke("rewrap", url, env={"CPKIT_KEYRING": ""})
+    ended = invoke("rewrap", url, env={"CPKIT_KEYRING": None})
     assert (ended.code, "CPKIT_KEYRING" in ended.err) == (2, True)
 
 
@@ -108,7 +108,7 @@ def test_doctor_counts_what_is_encrypted(
     async def write(cp: Store) -> None:
         await cp.append("before", [{"n": 1}])
 
-    monkeypatch.setenv("CPKIT_KEYRING", "")
+    monkeypatch.delenv("CPKIT_KEYRING")
     in_store(url, write)
     ring = str(Path(url.removeprefix("sqlite:///")).with_name("ring.json"))
 
