@@ -34,7 +34,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from pydantic import ValidationError
 
 from cpkit.driver.abilities import handle_over
-from cpkit.driver.sealed import SealedStore
+from cpkit.driver.hash_check import CheckedStore
 from cpkit.driver.store import (
     DriverOptions,
     Findings,
@@ -141,8 +141,8 @@ def open_checkpointer(
 
     Raises ``InvalidURL`` for an unknown scheme, a driver that is not installed, an
     unknown, ill-typed or contradictory option, and a keyring that cannot be read.
-    Entering raises ``BackendUnavailable``
-    or ``SchemaMismatch``.
+    Entering raises ``BackendUnavailable`` or ``SchemaMismatch``, and ``InvalidURL`` for
+    a keyring that hashes idempotency keys otherwise than the store has them.
     """
     parsed = _parse(url, options)
     ring = os.environ.get("CPKIT_KEYRING") if keyring is None else keyring
@@ -168,7 +168,7 @@ def _sealed(store: Store, keyring: Keyring | str | os.PathLike[str]) -> Store:
     with needs_extra("a keyring", "privacy"):
         import_module("cryptography")
 
-    return SealedStore(store, keyring)
+    return CheckedStore(store, keyring)
 
 
 async def inspect_store(url: str) -> StoreInfo | None:

@@ -77,7 +77,7 @@ class Handle(Generic[MessageT]):
 
         try:
             # Also if the caller is cancelled, the opening ends before the store closes.
-            await self._lifecycle.run_shielded(self._calls.read(self.store.open))
+            await self._lifecycle.run_shielded(self._open())
         except BaseException:
             await self.aclose()
             raise
@@ -91,6 +91,12 @@ class Handle(Generic[MessageT]):
             self._watching.on_wake.append(metrics.woken)
 
         return self
+
+    async def _open(self) -> None:
+        await self._calls.read(self.store.open)
+
+        if (check := getattr(self.store, "check_keyring", None)) is not None:
+            await self._calls.read(check)
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()

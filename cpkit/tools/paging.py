@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import islice
 from typing import TypeVar
 
+from cpkit.driver.hash_check import HASH_THREAD
 from cpkit.protocol import ListsThreads
 from cpkit.records import ThreadInfo
 
@@ -39,7 +40,8 @@ async def thread_pages(
     Stops after ``limit`` threads. A thread that is created behind the current page
     while the caller iterates is not in a later page. With ``erased`` the pages include
     ids that have nothing but erased calls. Without ``internal`` they leave out cpkit's
-    own threads, unless the prefix asks for them.
+    own threads, unless the prefix asks for them. They never have `HASH_THREAD`, which
+    is a part of the store itself.
     """
     internal = internal or prefix.startswith(INTERNAL)
     left = limit
@@ -54,6 +56,7 @@ async def thread_pages(
             return
 
         after = page[-1].thread_id
+        page = [info for info in page if info.thread_id != HASH_THREAD]
 
         if not internal:
             if after.startswith(INTERNAL):

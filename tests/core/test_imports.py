@@ -30,7 +30,8 @@ DESIGNED = """
 MODULES = """
     canonical driver.codec driver.dumps driver.group_commit driver.handle driver.ids
     driver.jsontext driver.lifecycle driver.store_calls driver.writes errors
-    driver.sealed fenced keyring memory messages protocol records registry
+    driver.hash_check driver.sealed fenced keyring memory messages protocol records
+    registry
 """.split()
 
 PYDANTIC = {"pydantic", "pydantic_core"}
