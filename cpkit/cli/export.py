@@ -55,9 +55,9 @@ def export(
 
     Each has its messages, extra, calls and times. Deleted threads that keep the keys
     of their calls are exported too. `cpkit copy NAME.jsonl DST` imports such a file.
-    The file appears under its name when it is complete. A damaged thread is named and
-    left out; then the command exits with 1. The lines of an encrypted store are
-    encrypted too.
+    The file appears under its name when it is complete. A thread that is damaged, or
+    whose key is missing, is named and left out; then the command exits with 1. The
+    lines of an encrypted store are encrypted too, under the newest key of the keyring.
     """
     if output is None:
         _, damaged = run(_export(words or [], write_json_line, in_the_clear))
@@ -119,7 +119,7 @@ def _give_name(draft: str, output: Path) -> None:
 async def _export(
     words: list[str], put: Callable[[bytes], object], in_the_clear: bool
 ) -> tuple[int, int]:
-    """Return how many threads were exported, and how many are damaged."""
+    """Return how many threads were exported, and how many could not be read."""
     url, named = _split_words(words)
     ids = list(dict.fromkeys(named))
     count = damaged = number = 0

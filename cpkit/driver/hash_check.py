@@ -12,10 +12,13 @@ from cpkit.driver.sealed import SealedStore
 from cpkit.driver.writes import Claim, Erase, Resolve, StoredCall, Write
 from cpkit.errors import InvalidURL
 
-__all__ = ["HASH_THREAD", "CheckedStore"]
+__all__ = ["HASHED", "HASH_THREAD", "CheckedStore"]
 
 HASH_THREAD = "cpkit:keyring"
-"""The thread, and the key, of the call. `cpkit copy` does not copy it."""
+"""The thread, and the key, of the call. An export has it; a copy has one of its own."""
+
+HASHED = "cpkit:hash:"
+"""How a hashed key begins."""
 
 _CALL = "hash_key"
 
@@ -43,8 +46,11 @@ class CheckedStore(SealedStore):
                 "with the hash_key that it began with"
             )
 
+        if mine is not None and (held is None or (self.erases and not held.erased)):
+            await self._erase_claim()
+
     async def _began(self, mine: str) -> StoredCall | None:
-        """Put the hash on record; return the call of a process that was faster."""
+        """Claim the key; return the call of a process that was faster."""
         if hasattr(self, "threads") and await self.threads("", None, 1, True):
             held: StoredCall | None = await self._store.holder(HASH_THREAD)
 
@@ -59,16 +65,14 @@ class CheckedStore(SealedStore):
 
         claim = Claim(HASH_THREAD, _CALL, mine, b"{}", HASH_THREAD)
         [outcome] = await self._store.commit([claim])
+        return outcome if isinstance(outcome, StoredCall) else None
 
-        if isinstance(outcome, StoredCall):
-            return outcome
-
-        rest: list[Write] = [Resolve(HASH_THREAD, _CALL, "completed", b"null")]
+    async def _erase_claim(self) -> None:
+        """Leave nothing of the call but the record of its key."""
+        writes: list[Write] = [Resolve(HASH_THREAD, _CALL, "completed", b"null")]
 
         if self.erases:
-            rest.append(Erase(HASH_THREAD, False))
+            writes.append(Erase(HASH_THREAD, False))
 
-        for write in rest:
+        for write in writes:
             await self._store.commit([write])
-
-        return None

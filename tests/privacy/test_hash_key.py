@@ -12,6 +12,7 @@ from cpkit import InvalidURL, ToolCall, open_checkpointer
 from cpkit.driver import Claim
 from cpkit.driver.hash_check import HASH_THREAD
 from cpkit.privacy import erase, rewrap
+from cpkit.tools.copying import ExportFile, copy_store, export_lines
 from cpkit.tools.paging import thread_pages
 from tests.privacy.raw import opened, ring
 from tests.stores import KINDS, fresh_url
@@ -77,14 +78,15 @@ async def test_a_store_with_threads_takes_no_hash_key(tmp_path: Path) -> None:
 
 
 async def test_an_opening_that_died_behind_the_claim_counts(tmp_path: Path) -> None:
-    """The call is not erased then, and tools do not see its thread all the same."""
+    """The next one erases the call."""
     async with opened(tmp_path) as cp:
         mine = HASHED.hashed(HASH_THREAD) or ""
         claim = Claim(HASH_THREAD, "hash_key", mine, b"{}", HASH_THREAD)
         assert await cp.store._store.commit([claim]) == [None]
 
     async with opened(tmp_path, HASHED) as cp:
-        assert [page async for page in thread_pages(cp)] == []
+        [call] = await cp.list_calls(HASH_THREAD)
+        assert (call.erased, call.status) == (True, "completed")
 
     with pytest.raises(InvalidURL, match="no hash_key"):
         async with opened(tmp_path):
@@ -102,3 +104,34 @@ async def test_the_check_is_in_no_list(tmp_path: Path) -> None:
     with pytest.raises(InvalidURL, match="no hash_key"):
         async with opened(tmp_path):
             pytest.fail("it opened")
+
+
+async def test_hashed_keys_are_copied_to_the_same_hash_key_only(tmp_path: Path) -> None:
+    """Elsewhere the keys of erased calls are found by nobody: each is a failure."""
+    lines = tmp_path / "all.jsonl"
+
+    async with opened(tmp_path, HASHED) as cp:
+        await pay(cp, "gone")
+        await cp.delete_thread("gone")
+        await cp.append("t", [{"n": 1}])
+        text = b"".join([line async for line in export_lines(cp, ["gone"])])
+        await asyncio.to_thread(lines.write_bytes, text)
+
+        for source, threads in (
+            (cp, 2),
+            (await asyncio.to_thread(ExportFile, lines), 1),
+        ):
+            for name, to in {"same": HASHED, **OTHERS, "plain": None}.items():
+                url = f"sqlite:///{tmp_path}/{name} {threads}.db"
+
+                async with open_checkpointer(url, keyring=to) as copy:
+                    report = await copy_store(source, copy)
+                    assert (report.threads, report.checked) == (
+                        (threads, threads) if to is HASHED else (threads, threads - 1)
+                    )
+                    failed = [one.thread_id for one in report.failures]
+                    assert failed == ([] if to is HASHED else ["gone"])
+                    assert report.is_complete is (to is HASHED)
+
+                    if to is HASHED:
+                        assert await copy.find_completed("card 4242") is not None

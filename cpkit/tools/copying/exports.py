@@ -37,8 +37,9 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from cpkit.driver.hash_check import HASH_THREAD
 from cpkit.driver.seal import SEALED, LineSeal
-from cpkit.errors import CorruptThread, SchemaMismatch
+from cpkit.errors import CorruptThread, KeyMissing, SchemaMismatch
 from cpkit.foreign_json import encode_text
 from cpkit.keyring import Keyring
 from cpkit.protocol import ListsThreads
@@ -86,9 +87,9 @@ async def export_lines(
 ) -> AsyncIterator[bytes]:
     """Yield the lines of the named threads, or of every thread, deleted ones included.
 
-    Leaves out a thread that does not exist. Also leaves out a damaged one, with a call
-    of ``on_damage``; without it, raises ``CorruptThread``. One thread is in memory at a
-    time.
+    Leaves out a thread that does not exist. Also leaves out one that is damaged or
+    whose key is missing, with a call of ``on_damage``; without it, raises the error.
+    One thread is in memory at a time.
     """
     exported_at = datetime.now(UTC).isoformat()
     yield _line({"cpkit_export": EXPORT_VERSION, "exported_at": exported_at})
@@ -97,11 +98,16 @@ async def export_lines(
     async for thread_id in _ids(source, thread_ids):
         try:
             dump = await source.dump_thread(thread_id)
-        except CorruptThread as exc:
+        except (CorruptThread, KeyMissing) as exc:
             if on_damage is None:
                 raise
 
-            on_damage(Problem(thread_id, f"corrupt at {exc.where}: {exc.reason}"))
+            reason = (
+                f"corrupt at {exc.where}: {exc.reason}"
+                if isinstance(exc, CorruptThread)
+                else f"{exc.where}: key {exc.key_id!r} {exc.fault}"
+            )
+            on_damage(Problem(thread_id, reason))
             continue
 
         if dump is None:
@@ -116,6 +122,8 @@ async def export_lines(
 
 
 async def _ids(source: Source, named: Sequence[str] | None) -> AsyncIterator[str]:
+    yield HASH_THREAD  # so that a copy knows whether hashed keys are found
+
     if named is not None:
         for thread_id in named:
             yield thread_id
