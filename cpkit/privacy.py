@@ -6,17 +6,30 @@ older keys can be removed from the ring. `erase` deletes threads and says what i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
+from cpkit.driver.seal import as_bytes, head_if_sealed, key_id_of
 from cpkit.driver.sealed import SealedStore, Seals
 from cpkit.errors import CorruptThread, KeyMissing, VersionConflict
-from cpkit.tools.paging import thread_pages
+from cpkit.records import ThreadInfo
+from cpkit.tools.paging import INTERNAL, thread_pages
 
 __all__ = ["Erasure", "Rewrapped", "erase", "rewrap"]
+
+# Internal threads that belong to what their ids go on with: a run to a thread, say.
+_OWNED = re.compile(
+    "(?:cpkit:(?:run|langgraph|langgraph-store|openai-agents|pydantic-ai|mcp"
+    "|claude-agent-sdk|google-adk|google-adk-user):)+"
+)
+# Kinds of internal threads whose ids do not say whom they belong to.
+_NAMELESS = re.compile("cpkit:(?:once|beats|langgraph-of|google-adk-app|runs)")
 
 # How often a thread is tried that is written to at the same time.
 _TRIES = 20
@@ -27,8 +40,9 @@ class Rewrapped:
     """How many threads there are, how many got records, and how many have plain values.
 
     ``busy`` names the threads that other writers did not leave alone: run it again.
-    ``damaged`` says where a value has no head that can be read: such a thread still
-    needs the older keys.
+    ``damaged`` says where a value has no head that can be read, and ``missing`` where
+    the ring lacks a key: such threads still need the older keys. ``in_use`` has the ids
+    of the keys that the values need now; no other key of the ring is needed.
     """
 
     threads: int
@@ -36,6 +50,8 @@ class Rewrapped:
     with_plain: int
     busy: list[str]
     damaged: list[str]
+    missing: list[str]
+    in_use: list[str]
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,9 @@ class Erasure:
     ``kept`` has the calls that stay on record, so that nothing is paid twice: the key,
     the tool and the status, and neither args nor result. Where the ring hashes keys,
     the key is its hash.
+
+    ``unmatched`` has how many threads of cpkit's own are there whose ids do not say
+    whom they belong to, by kind: they were left alone.
     """
 
     prefix: str
@@ -55,6 +74,7 @@ class Erasure:
     extra: int = 0
     calls: int = 0
     kept: list[dict[str, str]] = field(default_factory=list)
+    unmatched: dict[str, int] = field(default_factory=dict)
 
 
 async def rewrap(
@@ -64,10 +84,10 @@ async def rewrap(
 
     ``cp`` is a handle with a keyring, which lists its threads. It reads each thread
     once. Where it is interrupted, a second run does what is left. A thread is written
-    to only at the version at which it was read.
+    to only at the version at which it was read. What another process writes meanwhile
+    under an older key is for a second run.
 
-    Raises ``TypeError`` for a handle without a keyring, and ``KeyMissing`` where the
-    ring lacks a key.
+    Raises ``TypeError`` for a handle without a keyring.
     """
     store = getattr(cp, "store", None)
 
@@ -75,8 +95,8 @@ async def rewrap(
         raise TypeError("the store was opened without a keyring")
 
     threads = rewrapped = with_plain = 0
-    busy = []
-    damaged = []
+    busy, damaged, missing = [], [], []
+    in_use: set[str] = set()
 
     async for page in thread_pages(cp, prefix=prefix):
         for info in page:
@@ -84,19 +104,26 @@ async def rewrap(
 
             try:
                 outcome, seals = await _rewrap(cp, store, info.thread_id)
-            except CorruptThread as exc:
-                damaged.append(str(exc))
+            except (CorruptThread, KeyMissing) as exc:
+                told = damaged if isinstance(exc, CorruptThread) else missing
+                told.append(str(exc))
+                in_use |= await _key_ids(store, info.thread_id)
                 continue
 
             rewrapped += outcome == "rewrapped"
             with_plain += bool(seals.plain)
 
+            if seals.sealed:
+                in_use.add(store.keyring.newest)
+
             if outcome == "busy":
                 busy.append(info.thread_id)
+                in_use |= await _key_ids(store, info.thread_id)
 
         progress(len(page))
 
-    return Rewrapped(threads, rewrapped, with_plain, busy, damaged)
+    used = sorted(in_use)
+    return Rewrapped(threads, rewrapped, with_plain, busy, damaged, missing, used)
 
 
 async def _rewrap(cp: Any, store: SealedStore, thread_id: str) -> tuple[str, Seals]:
@@ -116,6 +143,21 @@ async def _rewrap(cp: Any, store: SealedStore, thread_id: str) -> tuple[str, Sea
     return "busy", seals
 
 
+async def _key_ids(store: SealedStore, thread_id: str) -> set[str]:
+    """Return the ids of the keys that wrapped the data keys of a thread's values."""
+    raw = store._store
+    found = await raw.snapshot(thread_id, 0, None, lambda rows, _: [*rows])
+    values = (
+        [] if found is None else [*found.messages, *(one for _, one in found.items)]
+    )
+
+    for call in await raw.calls(thread_id) if hasattr(store, "calls") else ():
+        values += [call.args, call.result or b""]
+
+    heads = {head_if_sealed(as_bytes(one)) for one in values}
+    return {one for head in heads if head and (one := key_id_of(head)) is not None}
+
+
 async def erase(
     cp: Any,
     prefix: str,
@@ -125,9 +167,11 @@ async def erase(
 ) -> Erasure:
     """Delete every thread whose id starts with the prefix; return the receipt.
 
-    The data keys of a thread go with its values, in one atomic step. Threads that are
-    already erased are on the receipt with the calls that are kept of them. Where it is
-    interrupted, a second run does what is left.
+    Threads of cpkit's own go with them, where what follows their ``cpkit:…:`` starts
+    with the prefix: runs, and threads of the adapters. The data keys of a thread go
+    with its values, in one atomic step. Threads that are already erased are on the
+    receipt with the calls that are kept of them. Where it is interrupted, a second run
+    does what is left.
     """
     if not prefix:
         raise ValueError("a prefix has at least one character")
@@ -137,7 +181,9 @@ async def erase(
     messages = extra = calls = 0
     kept = []
 
-    async for page in thread_pages(cp, prefix=prefix, erased=True):
+    unmatched: Counter[str] = Counter()
+
+    async for page in _pages(cp, prefix, unmatched):
         for info in page:
             thread_id, found, records = info.thread_id, None, []
 
@@ -163,5 +209,38 @@ async def erase(
 
         progress(len(page))
 
-    ended = datetime.now(UTC)
-    return Erasure(prefix, began, ended, threads, messages, extra, calls, kept)
+    return Erasure(
+        prefix,
+        began,
+        datetime.now(UTC),
+        threads,
+        messages,
+        extra,
+        calls,
+        kept,
+        dict(unmatched),
+    )
+
+
+async def _pages(
+    cp: Any, prefix: str, unmatched: Counter[str]
+) -> AsyncIterator[list[ThreadInfo]]:
+    """Yield the threads of a prefix, and cpkit's own that belong to such threads."""
+    async for page in thread_pages(cp, prefix=prefix, erased=True, internal=False):
+        yield page
+
+    if prefix.startswith(INTERNAL):
+        return
+
+    # Some adapters quote the parts of an id.
+    starts = prefix, quote(prefix, safe="/")
+
+    async for page in thread_pages(cp, prefix=INTERNAL, erased=True):
+        ids = [(info, _OWNED.match(info.thread_id)) for info in page]
+        yield [
+            info
+            for info, owned in ids
+            if owned and info.thread_id.startswith(starts, owned.end())
+        ]
+        nameless = (_NAMELESS.match(info.thread_id) for info in page)
+        unmatched.update(one[0] for one in nameless if one)

@@ -31,9 +31,10 @@ from cpkit.cli.stores import (
     supports,
 )
 from cpkit.driver import Limits, StoreInfo
+from cpkit.driver.hash_check import HASHED
 from cpkit.driver.sealed import SealedStore
 from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD
-from cpkit.errors import BackendUnavailable, CorruptThread
+from cpkit.errors import BackendUnavailable, CorruptThread, KeyMissing
 from cpkit.fenced import read_part
 from cpkit.protocol import (
     ErasesThreads,
@@ -84,7 +85,8 @@ def doctor(
 
     Writes a probe thread (cpkit:doctor:…), reads it back and deletes it together with
     its keys; --read-only skips that. Exits with 1 if the probe fails, if the calls of a
-    thread are damaged, or if a write survives less than by the store's default.
+    thread are damaged or need a key that the keyring lacks, or if a write survives less
+    than by the store's default.
     """
     place = store_url(url)
     report = run(_examine(place, read_only, create, check))
@@ -110,14 +112,15 @@ async def _examine(
         limits: Limits | None = getattr(cp, "limits", None)
         can_list = supports(cp, ListsThreads, KeepsReceipts)
         bound = None if check else _BOUND
+        missing: dict[str, str] = {}  # keys of the ring, by thread
         counted, oldest, damaged, longest, largest = (
-            await _survey(cp, bound) if can_list else (None, None, [], [], [])
+            await _survey(cp, bound, missing) if can_list else (None, None, [], [], [])
         )
 
         if check and counted is not None:
             damaged += await _lost_keys(cp)
 
-        sealed = await _sealed(cp, bound) if can_list else {}
+        sealed = await _sealed(cp, bound, missing) if can_list else {}
         probe = (
             {"ok": True, "words": "skipped: --read-only"}
             if read_only
@@ -142,7 +145,7 @@ async def _examine(
             "largest_threads": largest,
             "oldest_pending": None if oldest is None else _as_json(oldest),
             "facts": dict(more.facts) | _space(found and found.path) | sealed,
-            "damaged": [*damaged, *more.damaged],
+            "damaged": [*damaged, *missing.values(), *more.damaged],
             "probe": probe,
         }
 
@@ -168,7 +171,7 @@ def _driver(url: str) -> str:
 
 
 async def _survey(
-    cp: Store, bound: int | None
+    cp: Store, bound: int | None, missing: dict[str, str]
 ) -> tuple[
     int | None, Waiting | None, list[str], list[dict[str, Any]], list[dict[str, Any]]
 ]:
@@ -196,9 +199,13 @@ async def _survey(
                     except CorruptThread as exc:
                         damaged.append(str(exc))
                         continue
+                    except KeyMissing as exc:
+                        missing[info.thread_id] = str(exc)
+                        continue
 
                     if can_weigh:
-                        with suppress(CorruptThread):  # `--check` and `export` tell
+                        # `--check` and `export` tell
+                        with suppress(CorruptThread, KeyMissing):
                             largest.append(await weigh(cp, info.thread_id, calls))
                             largest = nlargest(_NAMED, largest, key=_total)
 
@@ -233,16 +240,19 @@ async def _length(cp: Store, info: ThreadInfo) -> dict[str, Any]:
     first = 0
 
     if supports(cp, ReadsRanges):
-        with suppress(CorruptThread):  # which the survey has told
+        with suppress(CorruptThread, KeyMissing):  # which the survey has told
             first, _ = await read_part(cp, info.thread_id, 0, 0)
 
     return {"thread_id": info.thread_id, "messages": info.version - first}
 
 
-async def _sealed(cp: Store, bound: int | None) -> dict[str, str]:
+async def _sealed(
+    cp: Store, bound: int | None, missing: dict[str, str]
+) -> dict[str, str]:
     """Count the threads that are encrypted, in a store that has a keyring.
 
     Of so many threads it looks at the newest message, extra and calls; of all, at all.
+    Adds to ``missing`` where the ring lacks a key.
     """
     store = getattr(cp, "store", None)
 
@@ -253,14 +263,24 @@ async def _sealed(cp: Store, bound: int | None) -> dict[str, str]:
 
     async for page in thread_pages(cp, limit=bound):
         for info in page:
-            with suppress(CorruptThread):  # which the survey has told
-                start = 0 if bound is None else -1
+            start = 0 if bound is None else -1
+
+            try:
                 plain += bool((await store.examine(info.thread_id, start)).plain)
+            except CorruptThread:  # which the survey has told
+                continue
+            except KeyMissing as exc:
+                missing.setdefault(info.thread_id, str(exc))
 
         count += len(page)
 
     threads = counted(count, "thread")
-    return {"encrypted": f"{threads}, {plain} of them with values from before"}
+    seen = (
+        "all values were looked at"
+        if bound is None
+        else "of each the newest message, extra and calls; --check looks at all"
+    )
+    return {"encrypted": f"{threads}, {plain} with values from before ({seen})"}
 
 
 async def _lost_keys(cp: Store) -> list[str]:
@@ -269,9 +289,13 @@ async def _lost_keys(cp: Store) -> list[str]:
 
     async for page in thread_pages(cp, erased=True):
         for info in page:
-            with suppress(CorruptThread):  # which the survey has told
+            with suppress(CorruptThread, KeyMissing):  # which the survey has told
                 for record in await cp.list_calls(info.thread_id):
                     key = record.call.idempotency_key
+
+                    # Of an erased call there may be a hash, by which nobody asks.
+                    if record.erased and key.startswith(HASHED):
+                        continue
 
                     if record.status == "failed" or await cp.find_call(key) == record:
                         continue

@@ -35,9 +35,11 @@ def erase(
 ) -> None:
     """Delete all threads of a prefix; print a receipt as JSON.
 
-    Messages, extra, args, results and the data keys go. The receipt lists what is kept,
-    so that nothing is paid twice: the keys of calls with their status. Interrupted, it
-    is run again, and does what is left.
+    Messages, extra, args, results and the data keys go, and cpkit's own threads that
+    belong to these: runs, sessions, LangGraph's. The receipt lists what is kept, so
+    that nothing is paid twice: the keys of calls with their status; and counts the
+    threads whose ids do not say whom they belong to. Interrupted, it is run again, and
+    does what is left. Exits with 1 if no thread has the prefix.
     """
     if not prefix:
         fail(Exit.BAD_USE, "--prefix is empty")
@@ -57,6 +59,7 @@ def erase(
     facts = asdict(receipt)
     times = {one: facts[one].isoformat() for one in ("began_at", "ended_at")}
     print_json({"store": display_url(place), **facts, **times})
+    raise typer.Exit(Exit.DONE if receipt.threads else Exit.NO)
 
 
 async def _erase(url: str, prefix: str, forget_keys: bool) -> Erasure:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import print_json, progress, write
+from cpkit.cli.output import print_json, printable, progress, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, Url, open_store, store_url
 from cpkit.privacy import Rewrapped
@@ -25,9 +25,10 @@ Prefix = Annotated[
 def rewrap(url: Url = None, prefix: Prefix = "", json: Json = False) -> None:
     """Put every thread under the newest key of its keyring.
 
-    Reads every thread once; agents go on. After it, remove the older keys from the
-    keyring. Interrupted, it is run again, and does what is left. Exits with 1 if
-    threads were too busy or are damaged.
+    Reads every thread once; agents go on. It prints which keys are still in use: the
+    other keys can be removed once every process has used the new key for two seconds.
+    Interrupted, it is run again, and does what is left. Exits with 1 if threads were
+    too busy, are damaged, or need a key that is missing.
     """
     done = run(_rewrap(store_url(url), prefix), "run it again for the rest")
 
@@ -37,12 +38,15 @@ def rewrap(url: Url = None, prefix: Prefix = "", json: Json = False) -> None:
         plain = f", {done.with_plain} with plain values" if done.with_plain else ""
         busy = f", {len(done.busy)} too busy: run it again" if done.busy else ""
         threads = counted(done.threads, "thread")
-        for problem in done.damaged:
+
+        for problem in (*done.damaged, *done.missing):
             print_stderr(f"not rewrapped: {problem}")
 
         write(f"{done.rewrapped} of {threads} rewrapped{plain}{busy}\n")
+        write(f"keys in use: {printable(', '.join(done.in_use)) or 'none'}\n")
 
-    raise typer.Exit(Exit.NO if done.busy or done.damaged else Exit.DONE)
+    is_partial = done.busy or done.damaged or done.missing
+    raise typer.Exit(Exit.NO if is_partial else Exit.DONE)
 
 
 async def _rewrap(url: str, prefix: str) -> Rewrapped:

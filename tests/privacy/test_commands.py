@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cpkit
 from cpkit.cli.stores import Store
+from cpkit.privacy import _NAMELESS, _OWNED
 from tests.cli.command import in_store, invoke
 from tests.privacy.raw import fill
 
@@ -66,10 +69,12 @@ def test_a_store_is_rewrapped(url: str, tmp_path: Path) -> None:
     before = in_store(url, dumps)
     assert invoke("keyring", str(place)).code == 0
     assert invoke("keyring", str(place), "--name", "x").code == 2
-    assert invoke("rewrap", url).out == "2 of 2 threads rewrapped\n"
-    assert invoke("rewrap", url, "--json").json["rewrapped"] == 0
     ring = json.loads(place.read_text())
-    newest = list(ring["keys"])[-1]
+    oldest, newest = ring["keys"]
+    done = f"2 of 2 threads rewrapped\nkeys in use: {newest}\n"
+    assert invoke("rewrap", url).out == done
+    again = invoke("rewrap", url, "--json").json
+    assert (again["rewrapped"], again["in_use"]) == (0, [newest])
     place.write_text(json.dumps({**ring, "keys": {newest: ring["keys"][newest]}}))
     after = in_store(url, dumps)  # the rewrap was the last change
     assert [replace(one, updated_at=None) for one in after] == [
@@ -115,4 +120,112 @@ def test_doctor_counts_what_is_encrypted(
     for words in ([], ["--check"]):
         env = {"CPKIT_KEYRING": ring}
         facts = invoke("doctor", url, "--json", *words, env=env).json["facts"]
-        assert facts["encrypted"] == "3 threads, 1 of them with values from before"
+        seen = (
+            "all values were looked at"
+            if words
+            else "of each the newest message, extra and calls; --check looks at all"
+        )
+        assert facts["encrypted"] == f"3 threads, 1 with values from before ({seen})"
+
+
+def test_a_thread_of_another_ring_does_not_stop_the_tools(
+    url: str, tmp_path: Path
+) -> None:
+    """It is named and counted, the others are done, and the exit code is 1."""
+    place = tmp_path / "ring.json"
+    other = tmp_path / "other.json"
+    assert invoke("keyring", str(other), "--name", "agents").code == 0
+    missing = next(iter(json.loads(other.read_text())["keys"]))
+
+    async def write(cp: Store) -> None:
+        await fill(cp, "user-7/b", CANARY)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CPKIT_KEYRING", str(other))
+        in_store(url, write)
+
+    assert invoke("keyring", str(place)).code == 0
+    newest = list(json.loads(place.read_text())["keys"])[-1]
+    done = invoke("rewrap", url, "--json")
+    assert (done.code, done.json["rewrapped"]) == (1, 2)
+    assert done.json["in_use"] == sorted([missing, newest])
+    assert [missing in one for one in done.json["missing"]] == [True]
+    ended = invoke("rewrap", url)
+    assert (ended.code, "'user-7/b'" in ended.err) == (1, True)
+
+    report = invoke("doctor", url, "--json")
+    [told] = report.json["damaged"]
+    assert (report.code, "'user-7/b'" in told, missing in told) == (1, True, True)
+    assert invoke("doctor", url, "--check", "--json").json["damaged"] == [told]
+
+    ended = invoke("export", url, "--output", str(tmp_path / "all.jsonl"))
+    assert (ended.code, missing in ended.err) == (1, True)
+    assert "exported 2 threads" in ended.err
+    ended = invoke("copy", url, f"sqlite:///{tmp_path}/b.db", "--json")
+    assert (ended.code, ended.json["copied"], ended.json["moved"]) == (1, 2, [])
+    [failure] = ended.json["failures"]
+    assert failure["thread_id"] == "user-7/b"
+
+
+def test_doctor_takes_no_erased_hash_for_a_lost_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hash is found by its key alone, which the store does not have any more."""
+    place = tmp_path / "ring.json"
+    assert invoke("keyring", str(place), "--hash-keys").code == 0
+    monkeypatch.setenv("CPKIT_KEYRING", str(place))
+    url = f"sqlite:///{tmp_path}/hashed.db"
+
+    async def write(cp: Store) -> None:
+        await fill(cp, "t", CANARY)
+        await cp.delete_thread("t")
+
+    in_store(url, write)
+    assert invoke("doctor", url, "--check", "--json").json["damaged"] == []
+
+
+def test_an_erasure_takes_the_threads_of_runs_and_adapters(url: str) -> None:
+    """What cannot be matched is counted; nothing else is touched."""
+    mine = [
+        "cpkit:run:user-7/a",
+        "cpkit:run:cpkit:langgraph:user-7/a",
+        "cpkit:langgraph:user-7/a",
+        "cpkit:langgraph-store:user-7/facts:k",
+        "cpkit:google-adk:user-7/s",
+    ]
+    others = ["cpkit:run:user-70/a", "cpkit:run:user-8/a", "cpkit:mcp:x user-7/"]
+    nameless = ["cpkit:once:a0", "cpkit:once:a1", "cpkit:beats:user-7/k", "cpkit:runs"]
+
+    async def write(cp: Store) -> None:
+        for one in (*mine, *others, *nameless):
+            await cp.append(one, [{"n": 1}])
+
+    async def names(cp: Store) -> list[str]:
+        return [one.thread_id for one in await cp.list_threads(limit=100)]
+
+    in_store(url, write)
+    ended = invoke("erase", url, "--prefix", "user-7/", "--yes")
+    assert ended.code == 0
+    assert ended.json["threads"] == ["user-7/a", *sorted(mine)]
+    assert ended.json["unmatched"] == {
+        "cpkit:beats": 1,
+        "cpkit:once": 2,
+        "cpkit:runs": 1,
+    }
+    assert in_store(url, names) == sorted([*others, *nameless, "user-8/a"])
+
+    # The start of a word of cpkit's own is no prefix of a person.
+    ended = invoke("erase", url, "--prefix", "cpk", "--yes")
+    assert (ended.code, ended.json["threads"]) == (1, [])
+
+
+def test_each_kind_of_internal_thread_is_erased_or_counted() -> None:
+    """A new kind is added to one of the two lists of `cpkit.privacy`, or here."""
+    texts = [path.read_text() for path in Path(cpkit.__file__).parent.rglob("*.py")]
+    kinds = set(re.findall(r'"(cpkit:[a-z-]+:)["{]', "".join(texts)))
+    assert len(kinds) > 12
+    # Hashes, doctor's probe, which it deletes, and keys of leases.
+    neither = {"cpkit:hash:", "cpkit:doctor:", "cpkit:lease:"}
+    assert {
+        one for one in kinds if not (_OWNED.match(one) or _NAMELESS.match(one))
+    } == neither
