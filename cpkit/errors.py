@@ -345,7 +345,8 @@ class CorruptThread(CheckpointerError):
 class KeyMissing(CheckpointerError):
     """The keyring lacks the key of an encrypted value; ``key_id`` names it.
 
-    Nothing was written. Open the store with the keyring that wrote the value.
+    Open the store with the keyring that wrote the value. Nothing was written, unless
+    the value is in the answer of a write, which has happened then.
     """
 
     def __init__(self, thread_id: str, where: str, key_id: str, fault: str) -> None:

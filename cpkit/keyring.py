@@ -38,7 +38,7 @@ class Keyring(Protocol):
 
     Both methods are called once for each data key that a handle meets, on the event
     loop or in a worker thread. So they may not wait for a network: a key service
-    unwraps the ring's keys before the store opens, as ``examples/key_service.py`` does.
+    unwraps the ring's keys before the store opens, as ``docs/privacy.md`` shows.
     A method ``reload()``, if there is one, is called in a worker thread once a second
     while there are writes, and where a key is missing.
     """
@@ -56,10 +56,13 @@ class Keyring(Protocol):
         """Whether a value that is not encrypted is refused as damage."""
 
     def wrap(self, data_key: bytes) -> tuple[str, bytes]:
-        """Encrypt a data key of 32 bytes; return the id of the key that did it."""
+        """Encrypt up to 64 bytes with a data key; return the id of the key that did it.
+
+        `unwrap` returns these bytes, and raises if one of them was changed.
+        """
 
     def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
-        """Return the data key.
+        """Return what was wrapped.
 
         Raises ``KeyError`` for an unknown id, and ``ValueError`` if the key of this id
         did not wrap it.

@@ -293,7 +293,7 @@ async def _lost_keys(cp: Store) -> list[str]:
                 for record in await cp.list_calls(info.thread_id):
                     key = record.call.idempotency_key
 
-                    # Of an erased call there may be a hash, by which nobody asks.
+                    # Of an erased call only a hash may be left, which is not a key.
                     if record.erased and key.startswith(HASHED):
                         continue
 

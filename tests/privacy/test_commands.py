@@ -214,7 +214,7 @@ def test_an_erasure_takes_the_threads_of_runs_and_adapters(url: str) -> None:
     }
     assert in_store(url, names) == sorted([*others, *nameless, "user-8/a"])
 
-    # The start of a word of cpkit's own is no prefix of a person.
+    # cpkit's own threads are not a person's, whatever they begin with.
     ended = invoke("erase", url, "--prefix", "cpk", "--yes")
     assert (ended.code, ended.json["threads"]) == (1, [])
 

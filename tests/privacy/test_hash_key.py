@@ -33,7 +33,7 @@ async def pay(cp: Any, thread_id: str = "t") -> None:
 async def test_a_ring_with_another_hash_key_opens_nothing(
     kind: str, tmp_path: Path
 ) -> None:
-    """Nor does one without: it would pay again. The right one opens it again."""
+    """The same holds without one: it would pay again. The right one opens it again."""
     url = await asyncio.to_thread(fresh_url, kind, tmp_path)
 
     async with open_checkpointer(url, keyring=HASHED) as cp:
@@ -107,7 +107,7 @@ async def test_the_check_is_in_no_list(tmp_path: Path) -> None:
 
 
 async def test_hashed_keys_are_copied_to_the_same_hash_key_only(tmp_path: Path) -> None:
-    """Elsewhere the keys of erased calls are found by nobody: each is a failure."""
+    """Elsewhere the keys of erased calls are not found: each thread is a failure."""
     lines = tmp_path / "all.jsonl"
 
     async with opened(tmp_path, HASHED) as cp:
