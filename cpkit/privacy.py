@@ -95,7 +95,9 @@ async def rewrap(
         raise TypeError("the store was opened without a keyring")
 
     threads = rewrapped = with_plain = 0
-    busy, damaged, missing = [], [], []
+    busy: list[str] = []
+    damaged: list[str] = []
+    missing: list[str] = []
     in_use: set[str] = set()
 
     async for page in thread_pages(cp, prefix=prefix):
