@@ -31,7 +31,6 @@ from cpkit.cli.stores import (
     supports,
 )
 from cpkit.driver import Limits, StoreInfo
-from cpkit.driver.hash_check import HASHED
 from cpkit.driver.sealed import SealedStore
 from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD
 from cpkit.errors import BackendUnavailable, CorruptThread, KeyMissing
@@ -292,10 +291,6 @@ async def _lost_keys(cp: Store) -> list[str]:
             with suppress(CorruptThread, KeyMissing):  # which the survey has told
                 for record in await cp.list_calls(info.thread_id):
                     key = record.call.idempotency_key
-
-                    # Of an erased call only a hash may be left, which is not a key.
-                    if record.erased and key.startswith(HASHED):
-                        continue
 
                     if record.status == "failed" or await cp.find_call(key) == record:
                         continue

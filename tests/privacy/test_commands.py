@@ -170,7 +170,7 @@ def test_a_thread_of_another_ring_does_not_stop_the_tools(
 def test_doctor_takes_no_erased_hash_for_a_lost_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hash is found by its key alone, which the store does not have any more."""
+    """Of an erased call the store has the hash alone, and finds the call by it."""
     place = tmp_path / "ring.json"
     assert invoke("keyring", str(place), "--hash-keys").code == 0
     monkeypatch.setenv("CPKIT_KEYRING", str(place))
