@@ -590,6 +590,15 @@ class SealedStore(Sealer):
         ``key`` is what was asked for: of an erased call only the hash is left.
         """
         hashed = stored.idempotency_key
+        has_result = stored.result is not None
+        is_whole = has_result == (stored.status != "issued")
+
+        if stored.erased:
+            is_whole = as_bytes(stored.args) == b"{}" and not has_result
+
+        if not is_whole:
+            fault = "args and result are not those of its status"
+            raise CorruptThread(stored.thread_id, f"call {stored.call_id!r}", fault)
 
         if stored.erased:
             if key is not None and self._hashed(key) == hashed:

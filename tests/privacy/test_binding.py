@@ -52,6 +52,15 @@ ATTACKS = {
     "substr(body, 1, instr(body, x'2c')) FROM cpkit_messages WHERE key = (2 << 32)) "
     "|| substr(body, instr(body, x'2c') + 1) AS BLOB) WHERE key = (1 << 32)",
 }
+FORGED = "UPDATE cpkit_calls SET {} WHERE sequence = 1"
+PLAIN = "status = 'completed', result = '{\"paid\":1}'"
+# Without a keyring: a call gets an outcome that no process wrote, or loses it.
+ATTACKS |= {
+    "an outcome without a result": FORGED.format("status = 'completed', result = NULL"),
+    "issued again, with a result": FORGED.format("status = 'issued'"),
+    "erased with a result": FORGED.format(f"erased = 1, args = '{{}}', {PLAIN}"),
+    "erased with args": FORGED.format("erased = 1, args = '{\"to\":2}', result = NULL"),
+}
 BEFORE = {
     "threads exchanged": "DELETE FROM cpkit_messages WHERE key < (2 << 32)",
     "a message left out": "DELETE FROM cpkit_messages WHERE key = (1 << 32)",
