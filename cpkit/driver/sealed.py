@@ -387,8 +387,13 @@ class SealedStore(Sealer):
 
         if isinstance(outcome, StoredCall):
             key = write.idempotency_key if isinstance(write, Claim) else None
+            is_same = outcome[:2] == (write.thread_id, getattr(write, "call_id", None))
+
+            if key is not None:
+                is_same = is_same or outcome.idempotency_key == self._hashed(key)
 
             try:
+                _check_asked(is_same, outcome)
                 return await self._opened_call(outcome, key)
             except CheckpointerError as exc:
                 return exc
@@ -423,7 +428,7 @@ class SealedStore(Sealer):
 
             heads.extend([head_of(as_bytes(one)) for one in values])
             items = self._items(found.items, thread_id)
-            pending = self._opened_calls(found.pending)
+            pending = self._opened_calls(found.pending, thread_id)
             return found._replace(items=items, pending=pending)
 
         found = await self._retried(thread_id, read)
@@ -437,12 +442,18 @@ class SealedStore(Sealer):
         return found
 
     async def holder(self, key: str) -> StoredCall | None:
-        found: StoredCall | None = await self._store.holder(self._hashed(key))
-        return None if found is None else await self._opened_call(found, key)
+        hashed = self._hashed(key)
+        found: StoredCall | None = await self._store.holder(hashed)
+
+        if found is None:
+            return None
+
+        _check_asked(found.idempotency_key == hashed, found)
+        return await self._opened_call(found, key)
 
     async def _calls(self, thread_id: str) -> list[StoredCall]:
         async def read() -> list[StoredCall]:
-            return self._opened_calls(await self._store.calls(thread_id))
+            return self._opened_calls(await self._store.calls(thread_id), thread_id)
 
         return await self._retried(thread_id, read)
 
@@ -455,7 +466,7 @@ class SealedStore(Sealer):
 
             bodies = list(self._messages(found.bodies, thread_id, found.first, []))
             items = self._items(found.items, thread_id)
-            calls = self._opened_calls(found.calls)
+            calls = self._opened_calls(found.calls, thread_id)
             return found._replace(bodies=bodies, items=items, calls=calls)
 
         return await self._retried(thread_id, read)
@@ -567,13 +578,16 @@ class SealedStore(Sealer):
 
         return found
 
-    def _opened_calls(self, stored: Sequence[StoredCall]) -> list[StoredCall]:
-        """Open calls; ``CorruptThread`` of one of them has the others."""
+    def _opened_calls(
+        self, stored: Sequence[StoredCall], thread_id: str
+    ) -> list[StoredCall]:
+        """Open calls of a thread; ``CorruptThread`` of one of them has the others."""
         opened: list[StoredCall] = []
         damage: CorruptThread | None = None
 
         for one in stored:
             try:
+                _check_asked(one.thread_id == thread_id, one)
                 opened.append(self._call(one))
             except CorruptThread as exc:
                 damage = damage or exc
@@ -660,6 +674,13 @@ class SealedStore(Sealer):
 
         plain = heads.count(None)
         return Seals(found.version, missing, len(heads) - plain, plain)
+
+
+def _check_asked(is_asked: bool, stored: StoredCall) -> None:
+    """Refuse a call of another thread, id or key than the store was asked for."""
+    if not is_asked:
+        where = f"call {stored.call_id!r}"
+        raise CorruptThread(stored.thread_id, where, "it is not the call in this place")
 
 
 def _args_place(call_id: str, key: str, tool_name: str) -> bytes:

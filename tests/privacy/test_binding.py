@@ -57,7 +57,6 @@ PLAIN = "status = 'completed', result = '{\"paid\":1}'"
 # Without a keyring: a call gets an outcome that no process wrote, or loses it.
 ATTACKS |= {
     "an outcome without a result": FORGED.format("status = 'completed', result = NULL"),
-    "issued again, with a result": FORGED.format("status = 'issued'"),
     "erased with a result": FORGED.format(f"erased = 1, args = '{{}}', {PLAIN}"),
     "erased with args": FORGED.format("erased = 1, args = '{\"to\":2}', result = NULL"),
 }
