@@ -12,10 +12,13 @@ to its place by associated data: the head, the keyring's name, the thread, the k
 value, and the position of a message, the key of extra, or the id of a call, with its
 key and tool (args) or its status (result).
 
-The data key is in each head, wrapped by the keyring. So a value can be opened by
-itself, and two processes that begin a thread at once make two data keys, which is fine.
-For a head that an older key of the ring wrapped, extra can have a *record*: the same
-data key under the newest key. ``cpkit rewrap`` adds records; the handle hides them.
+The data key is in each head, wrapped by the keyring together with a digest of its
+thread. So a value can be opened by itself, and two processes that begin a thread at
+once make two data keys, which is fine. For a head that an older key of the ring
+wrapped, extra can have a *record*: the same data key under the newest key, with a
+digest of the thread and of that head. So a record is not a head: who knows the data
+key, because the older key leaked, cannot seal new values under the newest key.
+``cpkit rewrap`` adds records; the handle hides them.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from hmac import compare_digest
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -113,12 +117,15 @@ class Sealer:
 
     def _new(self, thread_id: str, version: int) -> DataKey:
         data_key = os.urandom(32)
-        key_id, head = self._wrapped(data_key)
+        key_id, head = self._wrapped(data_key, thread_id)
         cipher = self._cipher_of(data_key)
         return DataKey(key_id, head, cipher, self._bound(head, thread_id), version)
 
-    def _wrapped(self, data_key: bytes) -> tuple[str, bytes]:
-        key_id, wrapped = self._ring.wrap(data_key)
+    def _wrapped(
+        self, data_key: bytes, thread_id: str, of: bytes = b""
+    ) -> tuple[str, bytes]:
+        """Return the newest key's id, and a head; or the record of the head ``of``."""
+        key_id, wrapped = self._ring.wrap(data_key + _context(thread_id, of))
         text = b'["cpkit:1:%b:%b' % (key_id.encode(), urlsafe_b64encode(wrapped))
         return key_id, b'%b:%08x"' % (text, crc32(text))
 
@@ -196,20 +203,33 @@ class Sealer:
             if (record := self._records.get((thread_id, record_key(head)))) is None:
                 raise
 
-        return self._unwrapped(record, thread_id, where)
+        try:
+            return self._unwrapped(record, thread_id, where, head)
+        except CorruptThread:
+            # The next read looks whether there is a better one.
+            self._records.pop((thread_id, record_key(head)), None)
+            raise
 
-    def _unwrapped(self, head: bytes, thread_id: str, where: str) -> bytes:
+    def _unwrapped(
+        self, head: bytes, thread_id: str, where: str, of: bytes = b""
+    ) -> bytes:
+        """Return the data key in a head, or in the record of the head ``of``."""
         key_id, wrapped = _parts(head, thread_id, where)
 
         try:
-            data_key: bytes = self._ring.unwrap(key_id, wrapped)
-            return data_key
+            opened: bytes = self._ring.unwrap(key_id, wrapped)
         except KeyError:
-            fault = "is not in the keyring"
+            raise KeyMissing(
+                thread_id, where, key_id, "is not in the keyring"
+            ) from None
         except ValueError:
             fault = "of the keyring is not the one that wrapped the value's data key"
+            raise KeyMissing(thread_id, where, key_id, fault) from None
 
-        raise KeyMissing(thread_id, where, key_id, fault)
+        if not compare_digest(opened[32:], _context(thread_id, of)):
+            raise corrupt(thread_id, where)
+
+        return opened[:32]
 
 
 class LineSeal(Sealer):
@@ -273,6 +293,11 @@ def head_if_sealed(value: bytes | str) -> bytes | None:
 
 def head_of(value: bytes) -> bytes:
     return value.partition(b",")[0]
+
+
+def _context(thread_id: str, of: bytes) -> bytes:
+    """Return what is wrapped with a data key: where it is good for."""
+    return sha256(b"%b\0%b" % (thread_id.encode(), of)).digest()
 
 
 def _parts(head: bytes, thread_id: str, where: str) -> tuple[str, bytes]:

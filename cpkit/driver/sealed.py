@@ -669,7 +669,7 @@ class SealedStore(Sealer):
 
             if key_id_of(records.get(key := record_key(head), b"")[:-1]) != newest:
                 data_key = self._data_key(head, thread_id, "one of its values")
-                _, record = self._wrapped(data_key)
+                _, record = self._wrapped(data_key, thread_id, head)
                 missing[key[1:-1].decode()] = [record[2:-1].decode()]
 
         plain = heads.count(None)

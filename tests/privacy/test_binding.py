@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import shutil
+from base64 import urlsafe_b64decode
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from cpkit import CorruptThread, KeyMissing
+from cpkit.driver.seal import DataKey, Sealer
 from cpkit.privacy import rewrap
 from tests.privacy.raw import fill, opened, ring, rows, run
 
@@ -233,10 +236,81 @@ async def test_a_record_of_another_thread_does_no_harm(tmp_path: Path) -> None:
     run(tmp_path, SWAP.format(*MESSAGE, "key = (1 << 32)", "key = (2 << 32)"))
 
     async with opened(tmp_path, ring("k2")) as cp:
-        with pytest.raises((CorruptThread, KeyMissing)):
+        with pytest.raises(CorruptThread):
             await cp.load("twin")
 
         assert len((await cp.load("t")).messages) == 3
+
+
+async def test_a_record_that_is_put_right_again(tmp_path: Path) -> None:
+    """A handle that met a wrong record looks for the right one later."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+        await fill(cp, "twin")
+
+    async with opened(tmp_path, ring("k1", "k2")) as cp:
+        await rewrap(cp)
+
+    record = "key LIKE '\"cpkit:key:%' AND thread_number = "
+    [[good]] = rows(tmp_path, f"SELECT value FROM cpkit_extra WHERE {record} 1")
+    [[bad]] = rows(tmp_path, f"SELECT value FROM cpkit_extra WHERE {record} 2")
+
+    async with opened(tmp_path, ring("k2")) as cp:
+        run(tmp_path, f"UPDATE cpkit_extra SET value = ? WHERE {record} 1", bad)
+
+        for operation in (cp.load("t"), cp.find_call("t c1")):
+            with pytest.raises(CorruptThread):
+                await operation
+
+        run(tmp_path, f"UPDATE cpkit_extra SET value = ? WHERE {record} 1", good)
+        assert (await cp.find_call("t c1")).result["by"] == "c1"
+        assert len((await cp.load("t")).messages) == 3
+
+
+async def test_an_old_key_that_leaked_opens_no_new_thread(tmp_path: Path) -> None:
+    """Its owner knows data keys of old threads, and finds them under the newest key."""
+    stolen = ring("k1")
+
+    async with opened(tmp_path, stolen) as cp:
+        await fill(cp, "t")
+
+    async with opened(tmp_path, ring("k1", "k2")) as cp:
+        await rewrap(cp)
+
+    async with opened(tmp_path, ring("k2")) as cp:
+        await cp.append("victim", [{"n": 0}])
+
+    [[old]] = rows(tmp_path, "SELECT body FROM cpkit_messages WHERE key = (1 << 32)")
+    [[record]] = rows(
+        tmp_path, "SELECT value FROM cpkit_extra WHERE key LIKE '\"cpkit:key:%'"
+    )
+    head = old.partition(b",")[0]
+    key_id, wrapped = head.split(b":")[2:4]
+    opens = stolen.unwrap(key_id.decode(), urlsafe_b64decode(wrapped))[:32]
+
+    for taken in (record.encode()[:-1], head):
+        for thread_id, number, position in (("t", 1, 3), ("victim", 2, 1)):
+            sealer = Sealer(stolen)
+            bound = sealer._bound(taken, thread_id)
+            data_key = DataKey("k2", taken, AESGCM(opens), bound)
+            forged = sealer._sealed_bytes(data_key, b"{}", b"%bm%d" % (bound, position))
+            place = (number << 32) + position
+            run(
+                tmp_path,
+                "INSERT INTO cpkit_messages VALUES (?, 0, ?)",
+                place,
+                forged,
+            )
+
+            async with opened(tmp_path, ring("k2")) as cp:
+                if (taken, thread_id) == (head, "t"):
+                    assert len((await cp.load("t")).messages) == 4
+                    continue
+
+                with pytest.raises((CorruptThread, KeyMissing)):
+                    await cp.load(thread_id)
+
+            run(tmp_path, "DELETE FROM cpkit_messages WHERE key = ?", place)
 
 
 async def test_a_damaged_call_does_not_hide_the_others(tmp_path: Path) -> None:
