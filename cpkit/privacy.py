@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from cpkit.driver.seal import as_bytes, head_if_sealed, key_id_of
 from cpkit.driver.sealed import SealedStore, Seals
+from cpkit.driver.writes import Append
 from cpkit.errors import CorruptThread, KeyMissing, VersionConflict
 from cpkit.records import ThreadInfo
 from cpkit.tools.paging import INTERNAL, thread_pages
@@ -137,9 +138,8 @@ async def _rewrap(cp: Any, store: SealedStore, thread_id: str) -> tuple[str, Sea
             return "done", seals
 
         with suppress(VersionConflict):
-            await cp.append(
-                thread_id, [], expected_version=seals.version, extra=seals.records
-            )
+            # Not by ``append``, which encrypts all that it gets.
+            await cp._commits.run(Append(thread_id, [], seals.version, seals.records))
             return "rewrapped", seals
 
     return "busy", seals

@@ -18,6 +18,7 @@ from pydantic_core import ValidationError, from_json
 from cpkit.canonical import canonical_json
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json, plain_key
+from cpkit.driver.seal import SEALED, is_sealed
 from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD, Decode, Limits
 from cpkit.driver.typed import TypedMessages, in_one_line, is_misfit
 from cpkit.driver.writes import Append, Claim, Merge, Resolve, StoredCall
@@ -56,7 +57,12 @@ _MAX_VERSION = 2**53
 # Bytes of JSON of a key of extra, without the quotes: as long as an id.
 _MAX_KEY = 512
 
-_ENCRYPTED = "it is encrypted: open the store with its keyring"
+# How a sealed value begins, as a store may return it; no value of a handle does.
+_SEALED: frozenset[bytes | str] = frozenset((SEALED, SEALED.decode()))
+_BEGIN = len(SEALED)
+_ENCRYPTED = (
+    "it is encrypted: open the store with its keyring (keyring=, CPKIT_KEYRING)"
+)
 _TYPED = "open the store with message_type= for typed messages"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -122,6 +128,10 @@ class Codec(Generic[MessageT]):
                 given = dict(message)
 
             body = encode(given, (i,))
+
+            if body[:1] == b"[":
+                body = _unlike_sealed(body)
+
             size = len(body)
 
             if size > self.max_payload:
@@ -204,6 +214,12 @@ class Codec(Generic[MessageT]):
         try:
             while some := list(islice(left, _AT_ONCE)):
                 try:
+                    if typed is not None:
+                        begins = [text[:_BEGIN] for text in some]
+
+                        if not _SEALED.isdisjoint(begins):
+                            raise ValueError(_ENCRYPTED)
+
                     # pydantic_core's parser is called here: a function around it, or
                     # partial(), was measured to take 5 to 20 % longer.
                     found += (
@@ -224,24 +240,27 @@ class Codec(Generic[MessageT]):
         if typed is None:
             for i, one in enumerate(found, first):
                 if type(one) is not dict:
-                    is_sealed = type(one) is list and one[-1:] == ["cpkit:"]
-                    fault = _ENCRYPTED if is_sealed else "not a JSON object"
+                    is_encrypted = type(one) is list and one[-1:] == ["cpkit:"]
+                    fault = _ENCRYPTED if is_encrypted else "not a JSON object"
                     raise CorruptThread(thread_id, f"message {i}", fault)
 
         return found
 
     def _message(self, text: bytes | str, thread_id: str, position: int) -> Any:
         """Decode one message, also with surrogates; the error names it."""
+        where = f"message {position}"
+
         try:
+            if text[:_BEGIN] in _SEALED:
+                raise CorruptThread(thread_id, where, _ENCRYPTED)
+
             return (self._typed.decode if self._typed else parse_json)(text)
         except (ValueError, TypeError) as exc:
             if isinstance(exc, ValidationError) and is_misfit(exc):
                 fault = f"does not fit message_type: {in_one_line(exc)}"
                 raise SerializationError((position,), fault, thread_id) from exc
 
-            is_sealed = isinstance(text, bytes) and text.endswith(b'"cpkit:"]')
-            fault = _ENCRYPTED if is_sealed else f"not JSON: {exc}"
-            raise CorruptThread(thread_id, f"message {position}", fault) from exc
+            raise CorruptThread(thread_id, where, f"not JSON: {exc}") from exc
 
     def extra(
         self, items: Iterable[tuple[bytes | str, bytes | str]], thread_id: str
@@ -251,6 +270,10 @@ class Codec(Generic[MessageT]):
 
         for key, value in items:
             try:
+                if value[:_BEGIN] in _SEALED:
+                    where = f"extra key {key!r:.100}"
+                    raise CorruptThread(thread_id, where, _ENCRYPTED)
+
                 extra[parse_json(key)] = parse_json(value)
             except (ValueError, TypeError) as exc:
                 where = f"extra key {key!r:.100}"
@@ -283,6 +306,11 @@ class Codec(Generic[MessageT]):
         call_id, result, resolved_at = stored.call_id, stored.result, stored.resolved_at
 
         try:
+            for value in (stored.args, result):
+                if value is not None and value[:_BEGIN] in _SEALED:
+                    where = f"call {call_id!r}"
+                    raise CorruptThread(stored.thread_id, where, _ENCRYPTED)
+
             args = parse_json(stored.args)
             return CallRecord(
                 stored.thread_id,
@@ -326,10 +354,21 @@ class Codec(Generic[MessageT]):
         """Return the JSON of a value, within ``max_payload``."""
         body = encode_json(value, path)
 
+        if body[:1] == b"[":
+            body = _unlike_sealed(body)
+
         if len(body) > self.max_payload:
             raise PayloadTooLarge(path, len(body), self.max_payload)
 
         return body
+
+
+def _unlike_sealed(body: bytes) -> bytes:
+    """Return the JSON of a list; with spaces around it if it looks like a sealed one.
+
+    So no value that a user brings, such as a result, is taken for an encrypted one.
+    """
+    return b" %b " % body if is_sealed(body) else body
 
 
 def check_version(version: int, name: str = "expected_version") -> int:

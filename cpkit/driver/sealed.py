@@ -64,7 +64,7 @@ from cpkit.driver.writes import (
 )
 from cpkit.errors import CheckpointerError, CorruptThread, KeyMissing, PayloadTooLarge
 from cpkit.keyring import Keyring, keyring_at
-from cpkit.records import Durability, JsonValue
+from cpkit.records import Durability
 
 __all__ = ["SealedStore", "Seals"]
 
@@ -88,7 +88,7 @@ class Seals(NamedTuple):
     """
 
     version: int
-    records: dict[str, JsonValue]
+    records: list[tuple[bytes, bytes]]
     sealed: int
     plain: int
 
@@ -650,7 +650,7 @@ class SealedStore(Sealer):
         )
 
         if found is None:
-            return Seals(0, {}, 0, 0)
+            return Seals(0, [], 0, 0)
 
         self._learn(found.items, thread_id)
         items = {as_bytes(key): as_bytes(value) for key, value in found.items}
@@ -661,7 +661,7 @@ class SealedStore(Sealer):
         values += [as_bytes(one.result) for one in calls if one.result is not None]
         heads = [*found.messages, *map(head_if_sealed, values)]
         newest = self._ring.newest
-        missing: dict[str, JsonValue] = {}
+        missing: list[tuple[bytes, bytes]] = []
 
         for head in dict.fromkeys(heads):
             if head is None or key_id_of(head) == newest:
@@ -670,7 +670,7 @@ class SealedStore(Sealer):
             if key_id_of(records.get(key := record_key(head), b"")[:-1]) != newest:
                 data_key = self._data_key(head, thread_id, "one of its values")
                 _, record = self._wrapped(data_key, thread_id, head)
-                missing[key[1:-1].decode()] = [record[2:-1].decode()]
+                missing.append((key, record + b"]"))
 
         plain = heads.count(None)
         return Seals(found.version, missing, len(heads) - plain, plain)

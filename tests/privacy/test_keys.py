@@ -128,17 +128,73 @@ async def test_a_thread_from_before_is_encrypted_from_now_on(tmp_path: Path) -> 
     assert b"canary" not in body
 
 
-async def test_an_encrypted_store_without_its_keyring(tmp_path: Path) -> None:
-    """The error of a load, or of a copy, says that the keyring is missing."""
-    async with opened(tmp_path) as cp:
+@pytest.mark.parametrize("kind", sweep(KINDS, ["memory", "sqlite", "file"]))
+async def test_an_encrypted_store_without_its_keyring(
+    kind: str, tmp_path: Path
+) -> None:
+    """No operation takes an encrypted value for data; each says what is missing."""
+    url = await asyncio.to_thread(fresh_url, kind, tmp_path)
+    call = ToolCall("c", "pay", {"x": 1}, "k")
+
+    async with open_checkpointer(url, keyring=ring()) as cp:
         await fill(cp, "t", CANARY)
+        await cp.save_extra("extra", {"a": 1})
+        await cp.record_issued("calls", call)
 
-    async with open_checkpointer(f"sqlite:///{tmp_path}/a.db") as cp:
-        with pytest.raises(CorruptThread, match="it is encrypted: open the store"):
-            await cp.load("t")
+        async with (
+            open_checkpointer(url) as plain,
+            open_checkpointer(url, message_type=Any) as typed,
+        ):
+            store: Any = plain
+            operations: list[Callable[[], Awaitable[Any]]] = [
+                lambda: plain.load("t"),
+                lambda: typed.load("t"),
+                lambda: plain.load("extra"),
+                lambda: plain.load("calls"),
+                lambda: plain.record_issued("calls", call),
+                lambda: plain.record_issued("u", ToolCall("c9", "pay", {}, "k")),
+                lambda: plain.find_completed("t c1"),
+                lambda: store.find_call("k"),
+                lambda: store.list_calls("t"),
+                lambda: store.dump_thread("t"),
+            ]
 
-        with pytest.raises(CorruptThread, match="it is encrypted: open the store"):
-            await cp.dump_thread("t")
+            for operation in operations:
+                with pytest.raises(CorruptThread, match="it is encrypted.*CPKIT_KEYR"):
+                    await operation()
+
+
+LIKE_SEALED: list[Any] = [
+    ["cpkit:1:k:a:0", "-_-_AAAA", "cpkit:"],
+    ["cpkit:1:k:AAAA:00000000"],
+    ["it ends", "cpkit:"],
+]
+
+
+@pytest.mark.parametrize("value", LIKE_SEALED)
+@pytest.mark.parametrize("kind", sweep(KINDS, ["memory", "sqlite", "file"]))
+async def test_a_value_that_looks_encrypted(
+    kind: str, value: Any, tmp_path: Path
+) -> None:
+    """A result that a user brings reads back, with a keyring and without one."""
+    url = await asyncio.to_thread(fresh_url, kind, tmp_path)
+
+    # Written without a keyring and read with one, and all other ways that may be.
+    ways = (None, None), (None, ring()), (ring(), ring())
+
+    for n, (writer, reader) in enumerate(ways):
+        options: dict[str, Any] = {"message_type": Any}
+
+        async with open_checkpointer(url, keyring=writer, **options) as cp:
+            await cp.append(f"t{n}", [value], extra={"cpkit:key:x": value})
+            await cp.record_issued(f"t{n}", ToolCall("c", "pay", {}, f"k{n}"))
+            await cp.record_result(f"t{n}", "c", value)
+
+        async with open_checkpointer(url, keyring=reader, **options) as cp:
+            data = await cp.load(f"t{n}") or pytest.fail("it is not there")
+            found = await cp.find_completed(f"k{n}") or pytest.fail("no result")
+            assert (data.messages, data.extra["cpkit:key:x"]) == ([value], value)
+            assert found.result == value
 
 
 async def test_two_handles_append_without_a_version(tmp_path: Path) -> None:
