@@ -41,9 +41,10 @@ class Rewrapped:
     """How many threads there are, how many got records, and how many have plain values.
 
     ``busy`` names the threads that other writers did not leave alone: run it again.
-    ``damaged`` says where a value has no head that can be read, and ``missing`` where
-    the ring lacks a key: such threads still need the older keys. ``in_use`` has the ids
-    of the keys that the values need now; no other key of the ring is needed.
+    ``damaged`` says where a value does not open in its place, and no other value of the
+    thread has its data key: that key is not wrapped again. ``missing`` says where the
+    ring lacks a key. ``in_use`` has the ids of the keys that the values need now; no
+    other key of the ring is needed.
     """
 
     threads: int
@@ -113,6 +114,7 @@ async def rewrap(
                 in_use |= await _key_ids(store, info.thread_id)
                 continue
 
+            damaged += seals.damaged
             rewrapped += outcome == "rewrapped"
             with_plain += bool(seals.plain)
 
@@ -121,6 +123,8 @@ async def rewrap(
 
             if outcome == "busy":
                 busy.append(info.thread_id)
+
+            if outcome == "busy" or seals.damaged:
                 in_use |= await _key_ids(store, info.thread_id)
 
         progress(len(page))

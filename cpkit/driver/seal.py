@@ -89,13 +89,17 @@ decode_text = SchemaValidator(
 
 @dataclass(slots=True)
 class DataKey:
-    """What seals the next values of a thread, and the version as far as is known."""
+    """What seals the next values of a thread, and the version as far as is known.
+
+    ``until`` is the time on the monotonic clock at which to look at the thread again.
+    """
 
     key_id: str
     head: bytes
     cipher: Any
     bound: bytes
     version: int = 0
+    until: float = 0.0
 
 
 class Sealer:

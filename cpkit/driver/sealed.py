@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
@@ -76,6 +77,9 @@ _CODEC: Codec[Any] = Codec(Any)
 _HEAD_BYTES = 1024
 # Seconds between two looks whether the file of a keyring has changed.
 _LOOK_PAUSE = 1.0
+# Seconds for which a data key is taken to be that of the thread. Another process may
+# delete the thread, and so destroy the key, which a writer should not go on with.
+_KNOWN_FOR = 60.0
 # Messages that are opened in one step.
 _AT_ONCE = 256
 
@@ -84,13 +88,15 @@ class Seals(NamedTuple):
     """How a thread is sealed: how many of its values are, and how many are plain.
 
     ``records`` are to be merged into extra at this version: the data keys that an older
-    key of the ring wrapped, under the newest key.
+    key of the ring wrapped, under the newest key. ``damaged`` says where values are
+    that do not open, if no other value has the same data key.
     """
 
     version: int
     records: list[tuple[bytes, bytes]]
     sealed: int
     plain: int
+    damaged: list[str]
 
 
 class SealedStore(Sealer):
@@ -159,8 +165,10 @@ class SealedStore(Sealer):
     # Writes
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        if self._reload is not None and time.monotonic() > self._look_at:
-            self._look_at = time.monotonic() + _LOOK_PAUSE
+        now = time.monotonic()
+
+        if self._reload is not None and now > self._look_at:
+            self._look_at = now + _LOOK_PAUSE
             await asyncio.to_thread(self._reload)
 
         newest = self._ring.newest
@@ -170,7 +178,7 @@ class SealedStore(Sealer):
         for write in batch:
             thread = self._threads.get(write.thread_id)
 
-            if thread is None or thread.key_id != newest:
+            if thread is None or thread.key_id != newest or thread.until < now:
                 thread = await self._thread(write)
 
             sealed += [self._seal(write, thread, ends)]
@@ -209,10 +217,14 @@ class SealedStore(Sealer):
         try:
             found = await self.snapshot(thread_id, -1, None, lambda rows, _: [*rows])
 
-            is_empty = found and not (found.messages or found.items or found.pending)
-
-            if is_empty and hasattr(self, "calls"):
-                await self._calls(thread_id)
+            if (
+                found is not None
+                and not (found.messages or found.items or found.pending)
+                and hasattr(self, "calls")
+            ):
+                heads: list[bytes] = []
+                await self._calls(thread_id, heads)
+                self._adopt(thread_id, heads, found.version)
         except CorruptThread:  # which a reader hears of
             found = await self._store.snapshot(thread_id, 0, 0, lambda rows, _: [*rows])
         except StoreFailure as exc:
@@ -241,6 +253,7 @@ class SealedStore(Sealer):
 
     def _remember(self, thread_id: str, thread: DataKey) -> None:
         make_room(self._threads)
+        thread.until = time.monotonic() + _KNOWN_FOR
         self._threads[thread_id] = thread
 
     def _seal(self, write: Write, thread: DataKey, ends: dict[str, int]) -> Write:
@@ -287,7 +300,7 @@ class SealedStore(Sealer):
             return sealed
 
         if isinstance(write, Resolve):
-            place = b"r%b\0%b" % (write.call_id.encode(), write.status.encode())
+            place = _result_place(write.call_id, write.status)
             result = self._sealed(thread, write.result, thread.bound + place)
             return write._replace(result=result)
 
@@ -342,7 +355,7 @@ class SealedStore(Sealer):
             sealed = self._sealed_args(thread, call, call.idempotency_key)
 
             if call.result is not None:
-                place = b"r%b\0%b" % (call.call_id.encode(), call.status.encode())
+                place = _result_place(call.call_id, call.status)
                 text = self._sealed(thread, as_bytes(call.result), thread.bound + place)
                 sealed = sealed._replace(result=text)
 
@@ -433,11 +446,17 @@ class SealedStore(Sealer):
 
         found = await self._retried(thread_id, read)
 
-        if found is not None:
-            if thread := self._threads.get(thread_id):
-                thread.version = max(thread.version, found.version)
-            else:
-                self._adopt(thread_id, heads, found.version)
+        thread = self._threads.get(thread_id)
+
+        if found is None:
+            self._threads.pop(thread_id, None)
+        elif thread is None:
+            self._adopt(thread_id, heads, found.version)
+        else:
+            thread.version = max(thread.version, found.version)
+
+            if thread.head in heads:
+                thread.until = time.monotonic() + _KNOWN_FOR
 
         return found
 
@@ -451,9 +470,19 @@ class SealedStore(Sealer):
         _check_asked(found.idempotency_key == hashed, found)
         return await self._opened_call(found, key)
 
-    async def _calls(self, thread_id: str) -> list[StoredCall]:
+    async def _calls(
+        self, thread_id: str, heads: list[bytes] | None = None
+    ) -> list[StoredCall]:
+        """Return the calls of a thread; ``heads`` gets the heads of their args."""
+
         async def read() -> list[StoredCall]:
-            return self._opened_calls(await self._store.calls(thread_id), thread_id)
+            stored = await self._store.calls(thread_id)
+            opened = self._opened_calls(stored, thread_id)
+
+            if heads is not None:
+                heads[:] = [head_of(as_bytes(one.args)) for one in stored]
+
+            return opened
 
         return await self._retried(thread_id, read)
 
@@ -572,8 +601,7 @@ class SealedStore(Sealer):
             key = as_bytes(given)
 
             if not is_record(key, as_bytes(value)):
-                where = f"extra key {key.decode()}"
-                text = self._opened(value, thread_id, b"x" + key, where)
+                text = self._opened(value, thread_id, b"x" + key, _extra_key(key))
                 found.append((key, text))
 
         return found
@@ -633,7 +661,7 @@ class SealedStore(Sealer):
         result = stored.result
 
         if result is not None:
-            place = b"r%b\0%b" % (call_id.encode(), stored.status.encode())
+            place = _result_place(call_id, stored.status)
             result = self._opened(result, thread_id, place, where)
 
         return stored._replace(args=args, result=result)
@@ -641,39 +669,83 @@ class SealedStore(Sealer):
     # For people
 
     async def examine(self, thread_id: str, start: int = 0) -> Seals:
-        """Return how the values of a thread are sealed; messages from ``start`` on."""
-        found = await self._store.snapshot(
-            thread_id,
-            start,
-            None,
-            lambda rows, _: [head_if_sealed(row) for row in rows],
-        )
+        """Return how the values of a thread are sealed; messages from ``start`` on.
+
+        A data key of an older key of the ring gets a record only if a value opens in
+        its place with it. Otherwise a value of a deleted thread that was put into
+        another one would keep its data key alive.
+        """
+
+        async def read() -> Seals:
+            return await self._examine(thread_id, start)
+
+        return await self._retried(thread_id, read)
+
+    async def _examine(self, thread_id: str, start: int) -> Seals:
+        newest = self._ring.newest
+        # For each head, and for the plain values: how many values, and what is wrong.
+        counts: Counter[bytes | None] = Counter()
+        faults: dict[bytes, CorruptThread | None] = {}
+
+        def look(value: bytes | str, place: bytes, where: str) -> bytes | None:
+            head = head_if_sealed(value)
+            counts[head] += 1
+            is_old = head is not None and key_id_of(head) != newest
+
+            if head is not None and is_old and faults.get(head, head) is not None:
+                try:
+                    self._opened(value, thread_id, place, where)
+                    faults[head] = None
+                except CorruptThread as exc:
+                    faults[head] = exc
+
+            return head
+
+        def look_at(rows: Iterable[bytes | str], first: int) -> list[bytes | None]:
+            return [
+                look(row, b"m%d" % i, f"message {i}")
+                for i, row in enumerate(rows, first)
+            ]
+
+        found = await self._store.snapshot(thread_id, start, None, look_at)
 
         if found is None:
-            return Seals(0, [], 0, 0)
+            return Seals(0, [], 0, 0, [])
 
         self._learn(found.items, thread_id)
-        items = {as_bytes(key): as_bytes(value) for key, value in found.items}
-        records = {k: v for k, v in items.items() if is_record(k, v)}
-        values = [value for key, value in items.items() if key not in records]
-        calls = await self._store.calls(thread_id) if hasattr(self, "calls") else []
-        values += [as_bytes(one.args) for one in calls if not one.erased]
-        values += [as_bytes(one.result) for one in calls if one.result is not None]
-        heads = [*found.messages, *map(head_if_sealed, values)]
-        newest = self._ring.newest
-        missing: list[tuple[bytes, bytes]] = []
+        records: dict[bytes, bytes] = {}
 
-        for head in dict.fromkeys(heads):
-            if head is None or key_id_of(head) == newest:
-                continue
+        for given, value in found.items:
+            if is_record(key := as_bytes(given), as_bytes(value)):
+                records[key] = as_bytes(value)
+            else:
+                look(value, b"x" + key, _extra_key(key))
 
-            if key_id_of(records.get(key := record_key(head), b"")[:-1]) != newest:
+        for call in (
+            await self._store.calls(thread_id) if hasattr(self, "calls") else ()
+        ):
+            where = f"call {call.call_id!r}"
+
+            if not call.erased:
+                place = call.call_id, call.idempotency_key, call.tool_name
+                look(call.args, _args_place(*place), where)
+
+            if call.result is not None:
+                look(call.result, _result_place(call.call_id, call.status), where)
+
+        missing = []
+
+        for head, fault in faults.items():
+            key = record_key(head)
+
+            if fault is None and key_id_of(records.get(key, b"")[:-1]) != newest:
                 data_key = self._data_key(head, thread_id, "one of its values")
                 _, record = self._wrapped(data_key, thread_id, head)
                 missing.append((key, record + b"]"))
 
-        plain = heads.count(None)
-        return Seals(found.version, missing, len(heads) - plain, plain)
+        damaged = [str(fault) for fault in faults.values() if fault is not None]
+        plain = counts.pop(None, 0)
+        return Seals(found.version, missing, counts.total(), plain, damaged)
 
 
 def _check_asked(is_asked: bool, stored: StoredCall) -> None:
@@ -685,3 +757,11 @@ def _check_asked(is_asked: bool, stored: StoredCall) -> None:
 
 def _args_place(call_id: str, key: str, tool_name: str) -> bytes:
     return b"a%b\0%b\0%b" % (call_id.encode(), key.encode(), tool_name.encode())
+
+
+def _result_place(call_id: str, status: str) -> bytes:
+    return b"r%b\0%b" % (call_id.encode(), status.encode())
+
+
+def _extra_key(key: bytes) -> str:
+    return f"extra key {key.decode(errors='backslashreplace')}"

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
+from cpkit.driver.seal import head_of, record_key
 from cpkit.keyring import FileKeyring, LocalKeyring, add_key, keyring_at
 from cpkit.privacy import erase, rewrap
 from cpkit.registry import DriverOptions, MissingExtra
-from tests.privacy.raw import KEYS, fill, opened, ring, rows
+from tests.privacy.raw import KEYS, fill, opened, ring, rows, run
 from tests.stores import KINDS, fresh_url
 from tests.sweeps import sweep
 
@@ -287,6 +289,87 @@ async def test_a_second_rotation_renews_the_records(tmp_path: Path) -> None:
 
     async with opened(tmp_path, LocalKeyring({"k3": b"3" * 32}, name="test")) as cp:
         assert len((await cp.load("t")).messages) == 3
+
+
+async def test_rewrap_revives_no_key_of_a_deleted_thread(tmp_path: Path) -> None:
+    """A value that does not open in its place brings no data key under the new key."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t", CANARY)
+        [[old]] = rows(tmp_path, "SELECT body FROM cpkit_messages WHERE key=(1 << 32)")
+        await cp.delete_thread("t", forget_keys=True)
+        await fill(cp, "t")
+
+    dead = old[: old.index(b",")].decode()
+    value = dead + ',"-_-_AAAA","cpkit:"]'
+    number = "(SELECT number FROM cpkit_threads)"
+    run(tmp_path, f"INSERT INTO cpkit_extra VALUES ({number}, '\"zz\"', ?)", value)
+
+    async with opened(tmp_path, ring("k1", "k2")) as cp:
+        done = await rewrap(cp)
+        assert (done.rewrapped, len(done.damaged)) == (1, 1)
+        assert "extra key" in done.damaged[0]
+
+    names = rows(tmp_path, "SELECT key FROM cpkit_extra WHERE key LIKE '\"cpkit:k%'")
+    assert len(names) == 1
+    assert names[0][0].encode() != record_key(dead.encode())
+    run(tmp_path, "DELETE FROM cpkit_extra WHERE key = '\"zz\"'")
+
+    async with opened(tmp_path, ring("k2")) as cp:
+        assert len((await cp.load("t")).messages) == 3
+
+
+WRITES: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "append": lambda cp: cp.append("t", [{"n": 9}]),
+    "fenced": lambda cp: cp.append("t", [{"n": 9}], expected_version=1),
+    "extra": lambda cp: cp.save_extra("t", {"x": 9}),
+    "claim": lambda cp: cp.record_issued("t", ToolCall("c9", "pay", {}, "k9")),
+}
+
+
+@pytest.mark.parametrize("way", ["later", "after a load"])
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_writer_does_not_go_on_with_a_destroyed_key(
+    write: str, way: str, tmp_path: Path
+) -> None:
+    """A minute after it read the thread, or where it reads that the thread is gone."""
+    async with opened(tmp_path) as agent, opened(tmp_path) as other:
+        await agent.append("t", [{"n": 1}], extra={"y": 1})
+        [[old]] = rows(tmp_path, "SELECT value FROM cpkit_extra")
+        await other.delete_thread("t", forget_keys=True)
+
+        if way == "later":
+            await other.append("t", [{"n": 2}])  # the version is the one from before
+            agent.store._threads["t"].until = time.monotonic() - 1
+        else:
+            assert await agent.load("t") is None
+            await other.append("t", [{"n": 2}])
+
+        await WRITES[write](agent)
+        dead = head_of(old.encode())
+        assert agent.store._threads["t"].head != dead
+        values = [
+            one.encode() if isinstance(one, str) else one
+            for table, column in (
+                ("cpkit_messages", "body"),
+                ("cpkit_extra", "value"),
+                ("cpkit_calls", "args"),
+            )
+            for [one] in rows(tmp_path, f"SELECT {column} FROM {table}")
+        ]
+        assert len(values) == 2
+        assert dead not in map(head_of, values)
+        assert (await agent.load("t")).messages[0] == {"n": 2}
+
+
+async def test_a_thread_of_calls_keeps_its_data_key(tmp_path: Path) -> None:
+    """Also a thread with nothing but calls that have an outcome."""
+    async with opened(tmp_path) as cp:
+        await cp.record_issued("t", ToolCall("c", "pay", {}, "k"))
+        await cp.record_result("t", "c", 1)
+        head = cp.store._threads["t"].head
+        cp.store._threads["t"].until = time.monotonic() - 1
+        await cp.record_issued("t", ToolCall("c2", "pay", {}, "k2"))
+        assert cp.store._threads["t"].head == head
 
 
 async def test_a_running_store_takes_up_a_new_key(tmp_path: Path) -> None:
