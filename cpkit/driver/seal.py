@@ -36,7 +36,7 @@ from zlib import crc32
 
 from pydantic_core import CoreConfig, SchemaValidator, core_schema, to_json
 
-from cpkit.errors import CorruptThread, KeyMissing
+from cpkit.errors import CorruptThread, InvalidURL, KeyMissing
 from cpkit.keyring import Keyring
 
 __all__ = [
@@ -73,10 +73,12 @@ CUT = -len(END)
 MARK = b"\xfb\xff\xbf"
 """What the second part begins with: ``-_-_``, so + and / of the other base64 fail."""
 
+_MAX_HEAD = 900
+_RULE = "an id has 1 to 64 characters A-Za-z0-9_.-, and a wrapped key 600 bytes at most"
 _HEAD = re.compile(rb'\["cpkit:1:([\w.-]{1,64}):([\w=-]+):([0-9a-f]{8})"')
 # The key in extra of a record, of which a part of the digest of the head is the name.
 _RECORD = b'"cpkit:key:%b"'
-_RECORDS = _RECORD[:-3]
+_RECORD_KEY = re.compile(rb'"cpkit:key:[0-9a-f]{32}"')
 
 # Threads, and data keys, that are remembered.
 _REMEMBERED = 4096
@@ -131,7 +133,13 @@ class Sealer:
         """Return the newest key's id, and a head; or the record of the head ``of``."""
         key_id, wrapped = self._ring.wrap(data_key + _context(thread_id, of))
         text = b'["cpkit:1:%b:%b' % (key_id.encode(), urlsafe_b64encode(wrapped))
-        return key_id, b'%b:%08x"' % (text, crc32(text))
+        head = b'%b:%08x"' % (text, crc32(text))
+
+        if key_id_of(head) != key_id or len(head) > _MAX_HEAD:
+            # Nothing that is written could be opened.
+            raise InvalidURL(f"the keyring wraps by key {key_id!r:.80}: {_RULE}")
+
+        return key_id, head
 
     def _bound(self, head: bytes, thread_id: str) -> bytes:
         # Neither names, ids nor the JSON of a key have a NUL.
@@ -286,8 +294,14 @@ def record_key(head: bytes) -> bytes:
 
 
 def is_record(key: bytes, value: bytes) -> bool:
-    """Tell whether an item of extra is a record, which is stored as it is."""
-    return key.startswith(_RECORDS) and value.startswith(SEALED) and b"," not in value
+    """Tell whether an item of extra is a record, which is stored as it is.
+
+    A value that a user brings never is: see ``Codec``.
+    """
+    if _RECORD_KEY.fullmatch(key) is None or value[-1:] != b"]":
+        return False
+
+    return _HEAD.fullmatch(value, 0, len(value) - 1) is not None
 
 
 def head_if_sealed(value: bytes | str) -> bytes | None:

@@ -75,6 +75,8 @@ _CODEC: Codec[Any] = Codec(Any)
 
 # Bytes that a head may have, and how much longer base64 is.
 _HEAD_BYTES = 1024
+# How the keyed hash of an idempotency key begins.
+_HASHED = "cpkit:hash:"
 # Seconds between two looks whether the file of a keyring has changed.
 _LOOK_PAUSE = 1.0
 # Seconds for which a data key is taken to be that of the thread. Another process may
@@ -348,8 +350,7 @@ class SealedStore(Sealer):
 
         for call in write.calls:
             if call.erased:
-                hashed = self._hashed(call.idempotency_key)
-                calls.append(call._replace(idempotency_key=hashed))
+                calls.append(call._replace(idempotency_key=self._stored_key(call)))
                 continue
 
             sealed = self._sealed_args(thread, call, call.idempotency_key)
@@ -381,7 +382,16 @@ class SealedStore(Sealer):
 
     def _hashed(self, key: str) -> str:
         """Return what the store gets for an idempotency key."""
-        return key if key.startswith("cpkit:hash:") else self._ring.hashed(key) or key
+        return self._ring.hashed(key) or key
+
+    def _stored_key(self, call: StoredCall) -> str:
+        """Return what the store gets for the key of a call of a dump.
+
+        Of an erased call, a dump may have nothing but the hash.
+        """
+        key = call.idempotency_key
+        is_hash = call.erased and key.startswith(_HASHED)
+        return key if is_hash else self._hashed(key)
 
     async def _outcome(self, write: Write, outcome: Outcome) -> Any:
         """Return an outcome as the handle gets it; an error is that of one write."""
@@ -390,7 +400,7 @@ class SealedStore(Sealer):
             return outcome
 
         if isinstance(outcome, KeyHeld) and isinstance(write, Restore):
-            keys = {self._hashed(one.idempotency_key): one for one in write.calls}
+            keys = {self._stored_key(one): one for one in write.calls}
             found = keys.get(outcome.idempotency_key)
             return (
                 outcome._replace(idempotency_key=found.idempotency_key)
@@ -463,6 +473,12 @@ class SealedStore(Sealer):
     async def holder(self, key: str) -> StoredCall | None:
         hashed = self._hashed(key)
         found: StoredCall | None = await self._store.holder(hashed)
+
+        if found is None and key.startswith(_HASHED):
+            # Nothing but the hash is left of the key of an erased call. Another call
+            # is not found by it: its key may be a secret.
+            found = await self._store.holder(hashed := key)
+            found = None if found is None or not found.erased else found
 
         if found is None:
             return None

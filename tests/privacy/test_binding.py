@@ -313,6 +313,18 @@ async def test_an_old_key_that_leaked_opens_no_new_thread(tmp_path: Path) -> Non
             run(tmp_path, "DELETE FROM cpkit_messages WHERE key = ?", place)
 
 
+async def test_a_key_of_extra_that_is_not_text(tmp_path: Path) -> None:
+    """The error has it in a form that can be printed."""
+    async with opened(tmp_path) as cp:
+        await fill(cp, "t")
+
+    run(tmp_path, "UPDATE cpkit_extra SET key = x'22ff22' WHERE key = '\"a\"'")
+
+    async with opened(tmp_path) as cp:
+        with pytest.raises(CorruptThread, match="extra key"):
+            await cp.load("t")
+
+
 async def test_a_damaged_call_does_not_hide_the_others(tmp_path: Path) -> None:
     """The error has the calls that can be read, as of a plain store."""
     async with opened(tmp_path) as cp:

@@ -166,6 +166,7 @@ async def test_an_encrypted_store_without_its_keyring(
                     await operation()
 
 
+RECORD = "cpkit:key:" + "0" * 32
 LIKE_SEALED: list[Any] = [
     ["cpkit:1:k:a:0", "-_-_AAAA", "cpkit:"],
     ["cpkit:1:k:AAAA:00000000"],
@@ -188,14 +189,14 @@ async def test_a_value_that_looks_encrypted(
         options: dict[str, Any] = {"message_type": Any}
 
         async with open_checkpointer(url, keyring=writer, **options) as cp:
-            await cp.append(f"t{n}", [value], extra={"cpkit:key:x": value})
+            await cp.append(f"t{n}", [value], extra={RECORD: value})
             await cp.record_issued(f"t{n}", ToolCall("c", "pay", {}, f"k{n}"))
             await cp.record_result(f"t{n}", "c", value)
 
         async with open_checkpointer(url, keyring=reader, **options) as cp:
             data = await cp.load(f"t{n}") or pytest.fail("it is not there")
             found = await cp.find_completed(f"k{n}") or pytest.fail("no result")
-            assert (data.messages, data.extra["cpkit:key:x"]) == ([value], value)
+            assert (data.messages, data.extra[RECORD]) == ([value], value)
             assert found.result == value
 
 
@@ -467,6 +468,42 @@ async def test_idempotency_keys_are_hashed(tmp_path: Path) -> None:
         assert (await cp.find_completed(key)).erased
 
     assert b"4242" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+async def test_a_hash_is_not_the_key(tmp_path: Path) -> None:
+    """Who reads the hash in the store, and may choose a key, gets no result."""
+    async with opened(tmp_path, ring(hash_key=b"h" * 32)) as cp:
+        await cp.record_issued("t", ToolCall("c1", "pay", {"x": 1}, "secret"))
+        await cp.record_result("t", "c1", {"ok": CANARY})
+        [[shown]] = rows(
+            tmp_path, "SELECT idempotency_key FROM cpkit_calls WHERE call_id = 'c1'"
+        )
+        assert shown.startswith("cpkit:hash:")
+        assert await cp.find_completed(shown) is None
+        assert await cp.record_issued("u", ToolCall("c", "pay", {}, shown)) is None
+        await cp.delete_thread("u", forget_keys=True)
+        await cp.delete_thread("t")
+        # What is left of it shows the hash, and is found by it.
+        [left] = await cp.list_calls("t")
+        assert left.call.idempotency_key == shown
+        assert await cp.find_call(shown) == left
+
+
+@pytest.mark.parametrize("key_id", ["", "a key", "k" * 65, "k:1", "é"])
+async def test_a_keyring_with_another_id_writes_nothing(
+    key_id: str, tmp_path: Path
+) -> None:
+    """What it wraps could not be opened again."""
+
+    class Other(LocalKeyring):
+        def wrap(self, data_key: bytes) -> tuple[str, bytes]:
+            return key_id, super().wrap(data_key)[1]
+
+    async with opened(tmp_path, Other({"k1": KEYS["k1"]})) as cp:
+        with pytest.raises(InvalidURL, match="1 to 64 characters"):
+            await cp.append("t", [{"n": 1}])
+
+        assert await cp.load("t") is None
 
 
 async def test_an_erasure_has_a_receipt(tmp_path: Path) -> None:
