@@ -251,7 +251,8 @@ class ExportFile:
     """An export as a source to copy from.
 
     The constructor reads the file once and keeps the place of each thread; a thread is
-    read when it is asked for. An encrypted file needs a ``keyring``.
+    read when it is asked for. An encrypted file needs a ``keyring``, and with one that
+    is ``sealed_only`` the file must be encrypted.
 
     Raises ``CorruptThread``, with the line, for a file that is truncated or not an
     export, ``SchemaMismatch`` for another version, ``KeyMissing`` where the keyring
@@ -263,6 +264,7 @@ class ExportFile:
     ) -> None:
         self._path = os.fspath(path)
         self._seal = None if keyring is None else LineSeal(keyring)
+        self._sealed_only = keyring is not None and keyring.sealed_only
         self._threads: dict[str, _Place] = {}
         self._scan()
         self._order = sorted(self._threads)
@@ -374,6 +376,10 @@ class ExportFile:
             file.seek(start)
 
             for place, text in enumerate(file, number + 1):
+                if not is_sealed and self._sealed_only:
+                    fault = "it is not encrypted, and the keyring is sealed_only"
+                    raise self._corrupt(place, fault)
+
                 if not is_sealed:
                     yield place, text, len(text)
                 elif self._seal is None:
