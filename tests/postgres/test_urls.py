@@ -91,7 +91,7 @@ async def test_the_server_limits_statements(schema: str, url: str) -> None:
     for query, timeout, expected in (
         ("", 7, "7s"),
         ("?statement_timeout=1234", 7, "1234ms"),
-        ("", 0.05, "50ms"),
+        ("", 7.5, "7500ms"),
     ):
         async with Store(
             shared_postgres() + query, schema=schema, timeout=timeout
