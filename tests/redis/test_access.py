@@ -15,6 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 import cpkit_redis.store
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, InvalidURL, ToolCall, open_checkpointer
 from cpkit_redis import RedisCheckpointer
 from tests.servers.redis import RedisServer, no_tls
@@ -266,7 +267,7 @@ async def test_the_password_is_shown_nowhere(
     )
     seen = []
 
-    async with open_checkpointer(url, connect_timeout=0.1) as cp:
+    async with open_checkpointer(url, connect_timeout=0.3 * slowdown()) as cp:
         await everything(cp)
         seen.append(repr(cp))
         server.kill()

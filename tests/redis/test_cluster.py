@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 import cpkit_redis.cluster
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, InvalidURL, open_checkpointer
 from cpkit_redis import ClusterStore
 from cpkit_redis.cluster import ClusterOptions
@@ -70,7 +71,9 @@ async def test_a_write_that_was_not_sent_in_time_says_so(
     async def hang(*_: object) -> None:
         await asyncio.sleep(60)
 
-    async with open_checkpointer(cluster.url(prefix=prefix, timeout=0.5)) as handle:
+    async with open_checkpointer(
+        cluster.url(prefix=prefix, timeout=0.5 * slowdown())
+    ) as handle:
         cp: Any = handle
         nodes = cp.store._server
         await cp.append("t", [{}])

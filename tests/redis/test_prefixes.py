@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.scaling import Spread, prefixes_of
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_redis.schema import base_of
 from tests.servers.redis import RedisServer
@@ -85,7 +86,7 @@ async def test_a_node_that_is_away_holds_up_its_own_threads(
 
     lost_parts = {part for part in range(12) if is_lost(part)}
     assert 0 < len(lost_parts) < 12
-    urls = [f"{url}&connect_timeout=0.5" for url in prefixes_of(cluster)]
+    urls = [f"{url}&connect_timeout={0.5 * slowdown()}" for url in prefixes_of(cluster)]
 
     async with AsyncExitStack() as stack:
         stores = await Spread.opened(urls, stack)
