@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import (
     CallRecord,
     JsonValue,
@@ -90,7 +91,7 @@ async def test_a_finished_handler_is_recorded_however_often_it_is_cancelled(
     task = asyncio.create_task(quick(slow).run(thread, "charge", ARGS, shop.charge))
     await slow.began.wait()
     await cancel_often(task)
-    later = quick(cp, stale_after=0.05)
+    later = quick(cp, stale_after=0.05 * slowdown())
     assert await later.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
     assert len(shop.effects) == 1
 
@@ -111,7 +112,7 @@ def test_a_run_cancelled_when_the_program_ends_records_its_outcome(turns: int) -
 
     async def later() -> None:
         async with MemoryCheckpointer[Any](name) as cp:
-            ledger = quick(cp, stale_after=0.05)
+            ledger = quick(cp, stale_after=0.05 * slowdown())
             assert await ledger.run("t", "charge", ARGS, shop.charge) == {"charge": 1}
 
     asyncio.run(program())

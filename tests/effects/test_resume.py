@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import JsonValue, ToolCall, open_checkpointer
 from cpkit.effects import (
     Effect,
@@ -271,7 +272,7 @@ async def test_a_recover_that_dies_leaves_the_other_calls_pending(
     for name in ("ann", "bob", "eve"):
         await leave(cp, thread, "mail", {"to": name})
 
-    ledger = quick(cp, stale_after=0.3)
+    ledger = quick(cp, stale_after=0.3 * slowdown())
     task = asyncio.create_task(ledger.recover(thread, [dies]))
     await dead.began.wait()
     task.cancel()
@@ -417,7 +418,7 @@ async def test_an_effect_that_verify_found_never_runs_again(
         assert [call.action for call in report.calls] == ["landed"]
         assert report.calls[0].record.attempt == 2
 
-    ledger = quick(cp, stale_after=0.05)
+    ledger = quick(cp, stale_after=0.05 * slowdown())
     assert await ledger.run(thread, "pay", args, shop.charge, verify=found) == "found"
     assert shop.effects == []
     statuses = [record.status for record in await cp.list_calls(thread)]
@@ -449,7 +450,7 @@ async def test_a_new_attempt_is_left_alone_by_what_verify_found(
 async def test_a_cancelled_run_is_an_orphan(cp: Store, thread: str) -> None:
     """A resume by the same ledger can recover it."""
     shop = Shop(gate=asyncio.Event())
-    ledger = quick(cp, stale_after=0.2)
+    ledger = quick(cp, stale_after=0.2 * slowdown())
     task = asyncio.create_task(ledger.run(thread, "pay", {"landed": "no"}, shop.charge))
     await shop.began.wait()
     task.cancel()

@@ -163,7 +163,9 @@ async def test_heartbeats_take_constant_room(cp: Store, thread: str) -> None:
     """A long attempt has one extra key, and a short attempt writes nothing."""
     shop = Shop(gate=asyncio.Event())
     task = asyncio.create_task(
-        quick(Plain(cp), stale_after=0.3).run(thread, "charge", ARGS, shop.charge)
+        quick(Plain(cp), stale_after=0.3 * slowdown()).run(
+            thread, "charge", ARGS, shop.charge
+        )
     )
     await shop.began.wait()
     place = heartbeat_thread(shop.effects[0].key)
@@ -198,7 +200,7 @@ async def test_verify_decides_whether_a_takeover_runs_the_effect(
         return NotLanded()
 
     shop = Shop()
-    ledger = quick(cp, stale_after=0.1)
+    ledger = quick(cp, stale_after=0.1 * slowdown())
     args: dict[str, JsonValue] = {"n": 1}
     record = await claim(cp, thread, ledger.key(thread, "charge", args), args)
     found = await ledger.run(thread, "charge", args, shop.charge, verify=landed)
@@ -238,7 +240,7 @@ async def test_an_unclear_answer_of_verify_repeats_nothing(
 ) -> None:
     """The call stays issued, and the log has what ``verify`` said."""
     shop = Shop()
-    ledger = quick(cp, stale_after=0.05, timeout=0.4 * slowdown())
+    ledger = quick(cp, stale_after=0.05 * slowdown(), timeout=0.4 * slowdown())
     record = await claim(cp, thread, ledger.key(thread, "charge", ARGS), ARGS)
 
     with pytest.raises(EffectTimeout) as late:
@@ -267,7 +269,7 @@ async def test_a_heartbeat_during_verify_stops_the_takeover(
     shop = Shop()
 
     with pytest.raises(EffectTimeout):
-        await quick(cp, stale_after=0.05, timeout=0.4 * slowdown()).run(
+        await quick(cp, stale_after=0.05 * slowdown(), timeout=0.4 * slowdown()).run(
             thread, "charge", ARGS, shop.charge, verify=slow
         )
 
@@ -287,7 +289,7 @@ async def test_closing_a_dead_attempt_deletes_its_heartbeats(
     def landed(_: Effect) -> Landed:
         return Landed("found")
 
-    ledger = quick(cp, stale_after=0.1)
+    ledger = quick(cp, stale_after=0.1 * slowdown())
 
     match by:
         case "takeover":
@@ -336,7 +338,7 @@ async def test_a_found_result_that_the_store_refuses_is_in_doubt(
         return Landed("x" * 1000 if effect.args["n"] == 1 else "y")
 
     async with open_checkpointer(f"sqlite:///{tmp_path}/x.db?max_payload=500") as cp:
-        ledger = quick(cp, stale_after=0.05, timeout=0.4 * slowdown())
+        ledger = quick(cp, stale_after=0.05 * slowdown(), timeout=0.4 * slowdown())
 
         for number in (1, 2):
             args: dict[str, JsonValue] = {"n": number}

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from conformance.slowdown import slowdown
 from cpkit import JsonValue, open_checkpointer
 from cpkit.effects import EffectFailed, tracing
 from cpkit.effects.attempts import Heartbeat
@@ -89,11 +90,13 @@ async def test_takeovers_and_superseded_attempts_are_span_events(
         # No heartbeat comes before the takeover, so the holder seems paused.
         monkeypatch.setattr(Heartbeat, "start", lambda *_: None)
         slow = asyncio.create_task(
-            quick(cp, stale_after=0.05).run("t", "pay", ARGS, shop.charge)
+            quick(cp, stale_after=0.05 * slowdown()).run("t", "pay", ARGS, shop.charge)
         )
         await shop.began.wait()
         other = Shop("first")
-        await quick(cp, stale_after=0.05).run("t", "pay", ARGS, other.charge)
+        await quick(cp, stale_after=0.05 * slowdown()).run(
+            "t", "pay", ARGS, other.charge
+        )
         assert shop.gate is not None
         shop.gate.set()
         assert await slow == "first"
