@@ -40,6 +40,7 @@ __all__ = [
 
 
 Fate: TypeAlias = Literal["not sent", "rejected", "unknown"]
+"""What is proven about an operation that failed; see `StoreFailure`."""
 
 
 class StoredCall(NamedTuple):
