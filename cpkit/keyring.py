@@ -24,9 +24,19 @@ from typing import Any, Protocol, runtime_checkable
 
 from cpkit.errors import InvalidURL
 
-__all__ = ["FileKeyring", "Keyring", "LocalKeyring", "add_key", "keyring_at"]
+__all__ = [
+    "HASHED",
+    "FileKeyring",
+    "Keyring",
+    "LocalKeyring",
+    "add_key",
+    "keyring_at",
+]
 
 log = logging.getLogger(__name__)
+
+HASHED = "cpkit:hash:"
+"""How the keyed hash of an idempotency key begins."""
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FIELDS = {"keys", "name", "hash_key", "sealed_only"}
@@ -138,7 +148,7 @@ class LocalKeyring:
             return None
 
         digest = hmac.digest(self._hash_key, idempotency_key.encode(), hashlib.sha256)
-        return "cpkit:hash:" + urlsafe_b64encode(digest).decode().rstrip("=")
+        return HASHED + urlsafe_b64encode(digest).decode().rstrip("=")
 
     def _context(self, key_id: str) -> bytes:
         return f"cpkit data key\0{self.name}\0{key_id}".encode()

@@ -68,6 +68,7 @@ from cpkit.driver import (
     span,
     to_micros,
 )
+from cpkit.driver.seal import SEALED
 from cpkit.errors import CorruptThread, InvalidURL, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
@@ -433,7 +434,7 @@ def _append(db: _DB, write: Append | Merge, now: int, heads: _Heads) -> Outcome:
     if bodies:
         first = (number << 32) + version
         rows = [(key, now, last, body) for key, body in enumerate(bodies, first)]
-        is_encrypted = bodies[0][:8] == b'["cpkit:'
+        is_encrypted = bodies[0][: len(SEALED)] == SEALED
         add = queries.ADD_ENCRYPTED if is_encrypted else queries.ADD_MESSAGE
         db.executemany(add, rows)
         version += len(bodies)

@@ -12,13 +12,10 @@ from cpkit.driver.sealed import SealedStore
 from cpkit.driver.writes import Claim, Erase, Resolve, StoredCall, Write
 from cpkit.errors import InvalidURL
 
-__all__ = ["HASHED", "HASH_THREAD", "CheckedStore"]
+__all__ = ["HASH_THREAD", "CheckedStore"]
 
 HASH_THREAD = "cpkit:keyring"
 """The thread, and the key, of the call. An export has it; a copy has one of its own."""
-
-HASHED = "cpkit:hash:"
-"""How a hashed key begins."""
 
 _CALL = "hash_key"
 
@@ -35,18 +32,21 @@ class CheckedStore(SealedStore):
         mine = self._ring.hashed(HASH_THREAD)
         held: StoredCall | None = await self._store.holder(HASH_THREAD)
 
-        if held is None and mine is not None:
+        if mine and not held:
             held = await self._began(mine)
 
-        if held is not None and held.tool_name != mine:
+        if held and held.tool_name != mine:
+            which = "another" if mine else "no"
             raise InvalidURL(
-                f"{self.name}: the keyring has {'no' if mine is None else 'another'} "
-                "hash_key than the one that hashed the store's idempotency keys: no "
-                "call would be found, and each would be made again; open the store "
-                "with the hash_key that it began with"
+                f"{self.name}: the store has hashed idempotency keys, and the keyring "
+                f"has {which} hash_key: no call would be found, and each would be made "
+                "again; open the store with the hash_key that it began with"
             )
 
-        if mine is not None and (held is None or (self.erases and not held.erased)):
+        # Another process may have died between the claim and this.
+        is_erased = held and (held.erased or not self.erases)
+
+        if mine and not is_erased:
             await self._erase_claim()
 
     async def _began(self, mine: str) -> StoredCall | None:

@@ -64,7 +64,7 @@ from cpkit.driver.writes import (
     Write,
 )
 from cpkit.errors import CheckpointerError, CorruptThread, KeyMissing, PayloadTooLarge
-from cpkit.keyring import Keyring, keyring_at
+from cpkit.keyring import HASHED, Keyring, keyring_at
 from cpkit.records import Durability
 
 __all__ = ["SealedStore", "Seals"]
@@ -75,8 +75,6 @@ _CODEC: Codec[Any] = Codec(Any)
 
 # Bytes that a head may have, and how much longer base64 is.
 _HEAD_BYTES = 1024
-# How the keyed hash of an idempotency key begins.
-_HASHED = "cpkit:hash:"
 # Seconds between two looks whether the file of a keyring has changed.
 _LOOK_PAUSE = 1.0
 # Seconds for which a data key is taken to be that of the thread. Another process may
@@ -390,7 +388,7 @@ class SealedStore(Sealer):
         Of an erased call, a dump may have nothing but the hash.
         """
         key = call.idempotency_key
-        is_hash = call.erased and key.startswith(_HASHED)
+        is_hash = call.erased and key.startswith(HASHED)
         return key if is_hash else self._hashed(key)
 
     async def _outcome(self, write: Write, outcome: Outcome) -> Any:
@@ -474,11 +472,13 @@ class SealedStore(Sealer):
         hashed = self._hashed(key)
         found: StoredCall | None = await self._store.holder(hashed)
 
-        if found is None and key.startswith(_HASHED):
-            # Nothing but the hash is left of the key of an erased call. Another call
-            # is not found by it: its key may be a secret.
+        if found is None and key.startswith(HASHED):
+            # Of the key of an erased call only the hash is left. A call that is not
+            # erased is not found by its hash: its key may be a secret.
             found = await self._store.holder(hashed := key)
-            found = None if found is None or not found.erased else found
+
+            if found is not None and not found.erased:
+                return None
 
         if found is None:
             return None

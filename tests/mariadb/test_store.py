@@ -99,7 +99,7 @@ async def test_a_value_of_the_largest_size_fits_into_a_packet(
 
 
 async def test_a_batch_writes_each_key_once(server: MariaDBServer) -> None:
-    """A claim of a stored key, and a thread that comes back with two attempts."""
+    """A claim of a stored key beside a restored thread that claimed its key twice."""
     thread_id, other, first, second = fresh(), fresh(), fresh(), fresh()
 
     async with open_checkpointer(server.url) as cp:

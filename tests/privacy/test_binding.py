@@ -217,21 +217,28 @@ async def test_a_value_of_another_thread_brings_no_key(tmp_path: Path) -> None:
     assert heads[3] not in heads[4:]
 
 
-async def test_a_record_of_another_thread_does_no_harm(tmp_path: Path) -> None:
-    """What stands in one thread cannot spoil the keys of another one."""
-    async with opened(tmp_path) as cp:
+# A record of a thread in SQL, without the thread's number.
+RECORD = "key LIKE '\"cpkit:key:%' AND thread_number ="
+
+
+async def rewrapped(folder: Path) -> None:
+    """Fill two threads, with the numbers 1 and 2, which get records."""
+    async with opened(folder) as cp:
         await fill(cp, "t")
         await fill(cp, "twin")
 
-    async with opened(tmp_path, ring("k1", "k2")) as cp:
+    async with opened(folder, ring("k1", "k2")) as cp:
         await rewrap(cp)
 
-    record = "key LIKE '\"cpkit:key:%' AND thread_number = "
-    run(tmp_path, f"UPDATE cpkit_extra SET thread_number = 3 WHERE {record} 2")
+
+async def test_a_record_of_another_thread_does_no_harm(tmp_path: Path) -> None:
+    """What stands in one thread cannot spoil the keys of another one."""
+    await rewrapped(tmp_path)
+    run(tmp_path, f"UPDATE cpkit_extra SET thread_number = 3 WHERE {RECORD} 2")
     run(
         tmp_path,
         f"INSERT INTO cpkit_extra SELECT 2, (SELECT key FROM cpkit_extra "
-        f"WHERE {record} 1), value FROM cpkit_extra WHERE {record} 3",
+        f"WHERE {RECORD} 1), value FROM cpkit_extra WHERE {RECORD} 3",
     )
     run(tmp_path, SWAP.format(*MESSAGE, "key = (1 << 32)", "key = (2 << 32)"))
 
@@ -244,25 +251,18 @@ async def test_a_record_of_another_thread_does_no_harm(tmp_path: Path) -> None:
 
 async def test_a_record_that_is_put_right_again(tmp_path: Path) -> None:
     """A handle that met a wrong record looks for the right one later."""
-    async with opened(tmp_path) as cp:
-        await fill(cp, "t")
-        await fill(cp, "twin")
-
-    async with opened(tmp_path, ring("k1", "k2")) as cp:
-        await rewrap(cp)
-
-    record = "key LIKE '\"cpkit:key:%' AND thread_number = "
-    [[good]] = rows(tmp_path, f"SELECT value FROM cpkit_extra WHERE {record} 1")
-    [[bad]] = rows(tmp_path, f"SELECT value FROM cpkit_extra WHERE {record} 2")
+    await rewrapped(tmp_path)
+    [[good]] = rows(tmp_path, f"SELECT value FROM cpkit_extra WHERE {RECORD} 1")
+    [[bad]] = rows(tmp_path, f"SELECT value FROM cpkit_extra WHERE {RECORD} 2")
 
     async with opened(tmp_path, ring("k2")) as cp:
-        run(tmp_path, f"UPDATE cpkit_extra SET value = ? WHERE {record} 1", bad)
+        run(tmp_path, f"UPDATE cpkit_extra SET value = ? WHERE {RECORD} 1", bad)
 
         for operation in (cp.load("t"), cp.find_call("t c1")):
             with pytest.raises(CorruptThread):
                 await operation
 
-        run(tmp_path, f"UPDATE cpkit_extra SET value = ? WHERE {record} 1", good)
+        run(tmp_path, f"UPDATE cpkit_extra SET value = ? WHERE {RECORD} 1", good)
         assert (await cp.find_call("t c1")).result["by"] == "c1"
         assert len((await cp.load("t")).messages) == 3
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from cpkit.driver.hash_check import HASH_THREAD, HASHED
+from cpkit.driver.hash_check import HASH_THREAD
 from cpkit.errors import (
     CorruptThread,
     InvalidId,
@@ -16,6 +16,7 @@ from cpkit.errors import (
     SerializationError,
     VersionConflict,
 )
+from cpkit.keyring import HASHED
 from cpkit.protocol import ErasesThreads, MovesThreads
 from cpkit.records import ThreadDump, ThreadInfo
 from cpkit.tools.copying.compare import find_conflict, is_same
