@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -40,3 +41,13 @@ async def pair(place: Place, driver: str) -> AsyncIterator[tuple[Contender, Cont
             for name in (FLOOR, CPKIT)
         ]
         yield floor, ours
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> Iterator[None]:
+    """Exempt all that lives from garbage collection again: a measurement ends that.
+
+    Else every later collection of this process traverses all modules and tests.
+    """
+    yield
+    gc.freeze()
