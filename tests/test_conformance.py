@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count, repeat
 from pathlib import Path
 
 import asyncpg
@@ -188,15 +189,21 @@ class TestSQLiteInMemory(Short):
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    """One folder for all clauses: a new store makes hundreds of files."""
-    return URLHarness(f"file://{tmp_path_factory.mktemp('file')}")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    """A new folder for every tenth clause, because each list reads all names in it."""
+    return (
+        harness
+        for _ in count()
+        for harness in repeat(
+            URLHarness(f"file://{tmp_path_factory.mktemp('file')}"), 10
+        )
+    )
 
 
 class TestFile(Short):
     @pytest.fixture
-    def harness(self, file: Harness) -> Harness:
-        return file
+    def harness(self, files: Iterator[Harness]) -> Harness:
+        return next(files)
 
 
 class TestPostgres(Server):
