@@ -91,9 +91,3 @@ def copy_log(db: sqlite3.Connection, uri: str) -> None:
         with closing(sqlite3.connect(uri, uri=True, timeout=0)) as lock:
             lock.execute("BEGIN IMMEDIATE")
             db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-
-
-def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
-    """Tell whether a version of SQLite has the WAL-reset bug."""
-    fixed = (3, 44, 6) <= version < (3, 45) or (3, 50, 7) <= version < (3, 51)
-    return version < (3, 51, 3) and not fixed

@@ -73,7 +73,7 @@ from cpkit.errors import CorruptThread, InvalidURL, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
 from cpkit_sqlite import queries
-from cpkit_sqlite.connection import Connection, copy_log, has_wal_reset_bug
+from cpkit_sqlite.connection import Connection, copy_log
 from cpkit_sqlite.errors import ERRORS, failure
 from cpkit_sqlite.schema import (
     IN_MEMORY,
@@ -219,31 +219,22 @@ class SQLiteStore:
             ends = "the state ends with this handle: name a file to keep it"
             return Durability(Survives.NONE, {}, (ends,))
 
-        engine = sqlite3.sqlite_version
-        synchronous = self._options.durability.upper()
         system = self._file.system
-        advice = [*system.advice]
+        survives, advice = system.survives, [*system.advice]
 
-        if synchronous == "NORMAL":
+        if self._options.durability == "normal":
+            survives = Survives.PROCESS
             advice.append("durability=normal: a power loss can take the last commits")
-
-        if has_wal_reset_bug(sqlite3.sqlite_version_info):
-            advice.append(
-                f"SQLite {engine} has the WAL-reset bug, which cpkit avoids: do not "
-                "write the file with another program, or use SQLite 3.51.3 or later"
-            )
 
         if not self._file.is_writable:
             advice.append("the file may only be read: every write is refused")
 
         settings = {
             "journal_mode": "WAL",
-            "synchronous": synchronous,
-            "sqlite": engine,
+            "synchronous": self._options.durability.upper(),
+            "sqlite": sqlite3.sqlite_version,
             "file_system": system.type,
         }
-        is_normal = synchronous == "NORMAL"
-        survives = Survives.PROCESS if is_normal else system.survives
         return Durability(survives, settings, tuple(advice))
 
     # Writes

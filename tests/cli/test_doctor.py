@@ -13,7 +13,6 @@ from cpkit import Survives
 from cpkit.cli.stores import Store
 from cpkit.driver import file_system
 from cpkit_file.schema import register_name
-from cpkit_sqlite.connection import has_wal_reset_bug
 from tests.cli.command import call, in_store, invoke, run_main
 from tests.mounts import small_disk
 from tests.servers.redis import RedisServer
@@ -113,10 +112,8 @@ def test_a_store_is_created_on_request(tmp_path: Path) -> None:
     code = int(file_system(str(tmp_path)).survives is not Survives.MACHINE)
     assert invoke("doctor", url, "--create").code == code
     out = invoke("doctor", url).out
-    has_bug = has_wal_reset_bug(sqlite3.sqlite_version_info)
     is_plain = not file_system(str(tmp_path)).advice
-    assert "WAL-reset bug" in out or not has_bug
-    assert ("advice      none" in out) is (is_plain and not has_bug)
+    assert ("advice      none" in out) is is_plain
     assert "sqlite:///agent.db" in invoke("doctor", "memory://").out
 
 

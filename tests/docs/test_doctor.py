@@ -126,9 +126,6 @@ PRODUCED = {
             "SQLite cannot read the `-wal` file where it cannot create a file"
         ],
     },
-    "sqlite/test_log.py": {
-        "test_durability_names_the_engine_and_its_bug": ["the WAL-reset bug"]
-    },
 }
 
 
