@@ -7,10 +7,12 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_closing = Lock()
 
 
 class Connection:
@@ -35,18 +37,18 @@ class Connection:
         self._jobs.put((loop, answer, function, args))
         return answer
 
-    def end(self, after: Connection | None) -> asyncio.Future[None]:
-        """Close the connection and end the thread, after another one has ended."""
-        closed = self.call(self._close, after)
+    def end(self) -> asyncio.Future[None]:
+        """Close the connection and end the thread."""
+        closed = self.call(self._close)
         self._jobs.put(None)
         return closed
 
-    def _close(self, after: Connection | None) -> None:
-        if after is not None:
-            after.thread.join()
-
-        if self.db is not None:
-            self.db.close()
+    def _close(self) -> None:
+        # Of two connections that close at once neither is the last one, which copies
+        # the log.
+        with _closing:
+            if self.db is not None:
+                self.db.close()
 
     def __del__(self) -> None:
         self._jobs.put(None)

@@ -198,19 +198,14 @@ class SQLiteStore:
         db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
 
     async def close(self) -> None:
-        # Of two connections that close at once neither is the last one, which copies
-        # the log. All threads end, even if this task is cancelled while it waits.
-        last = None
+        ending, self._connections = self._connections, []
 
-        for connection in self._connections:
-            closed = connection.end(after=last)
-            last = connection
-
-        self._connections.clear()
-
-        if last is not None:
+        # All of them end, even if this task is cancelled while it waits.
+        for closed in [one.end() for one in ending]:
             await closed
-            last.thread.join()
+
+        for one in ending:
+            one.thread.join()
 
         self._file.closed()
 
