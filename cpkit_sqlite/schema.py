@@ -9,9 +9,11 @@ import time
 from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from cpkit.driver import (
     FileSystem,
+    Findings,
     StoreFailure,
     StoreInfo,
     backoff_pauses,
@@ -66,53 +68,42 @@ class File:
                 create_folder(folder)
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
-        self.is_writable = os.access(path, os.W_OK) and self._may_create()
+        self.is_writable = os.access(path, os.W_OK) and os.access(folder, os.W_OK)
         self.uri = _uri(path, self.is_writable)
         self.system = file_system(folder)
-        self._check_names()
-        self._check_log()
 
-    def _check_names(self) -> None:
-        """Refuse a file that has another name, because each name has its own log."""
-        if file_system(self.path).mount != self.system.mount:
-            problem = "the file is mounted alone, without its -wal file"
-            cure = "mount its folder"
-        elif self.is_writable and (names := os.stat(self.path).st_nlink) > 1:
-            problem = f"the file has {names} names (hard links), each with its own -wal"
-            cure = "remove the others, or copy the file"
-        else:
-            return
+        if file_system(path).mount != self.system.mount:
+            problem = f"{path} is mounted alone, without its -wal file"
+            reason = f"{problem}, so that writes would be lost: mount its folder"
+            raise StoreFailure("rejected", reason)
 
-        reason = f"{self.path}: {problem}, so that writes would be lost: {cure}"
-        raise StoreFailure("rejected", reason)
+        with suppress(FileNotFoundError):
+            self._check_log(f"{path}-wal")
 
-    def _check_log(self) -> None:
-        """Refuse a -wal file that SQLite could not use, before SQLite changes it."""
-        log = f"{self.path}-wal"
+    def _check_log(self, log: str) -> None:
+        """Refuse a log of another state, before SQLite applies it to the file.
 
-        try:
-            if not os.path.getsize(log):
-                return
+        A crash left it, and an older file was restored beside it: a page of the log's
+        last commit is in neither (sqlite.org/fileformat2.html#walformat). A restored
+        file that is large enough is not noticed: its times and its inode can be those
+        of a sound pair that was copied, or of a checkpoint that a crash ended.
+        """
+        frames = pages = 0
 
-            fits = _fits(log, self.path)
-        except FileNotFoundError as exc:
-            if exc.filename != log:
-                raise
+        with open(log, "rb", buffering=0) as file:
+            header = file.read(32)
+            size = int.from_bytes(header[8:12])
 
-            return  # or SQLite removed it: another process closed its last handle
+            # Frames of an older round of the log have other salts.
+            while (frame := file.read(24)) and frame[8:16] == header[16:24]:
+                frames += 1
+                pages = int.from_bytes(frame[4:8]) or pages  # 0 but in a commit
+                file.seek(size, os.SEEK_CUR)
 
-        if not fits:
+        if pages * size > os.path.getsize(self.path) + frames * size:
             cure = f"delete {log} and {self.path}-shm, and restore the file again"
             reason = f"its -wal file belongs to another state, before a restore: {cure}"
             raise CorruptThread("", self.path, reason)
-
-        if not (os.path.exists(f"{self.path}-shm") or self._may_create()):
-            reason = "SQLite cannot read the -wal file where it cannot create a file"
-            cure = f"copy {self.path} and {log} to a folder that may be written"
-            raise StoreFailure("rejected", f"{reason}: {cure}")
-
-    def _may_create(self) -> bool:
-        return os.access(os.path.dirname(self.path), os.W_OK)
 
     def opened(self) -> None:
         """Note which files SQLite has opened.
@@ -177,29 +168,12 @@ def _uri(path: str, is_writable: bool) -> str:
     return f"{Path(path).as_uri()}?mode={mode}"
 
 
-def _fits(log: str, path: str) -> bool:
-    """Return whether each page of the last commit is in the log or in the file.
-
-    It is not where a crash left the log, and an older file was restored beside it:
-    SQLite would mix them. See sqlite.org/fileformat2.html, "The Write-Ahead Log". A
-    restored file that is large enough is not noticed: its times and its inode can be
-    those of a sound pair that was copied, or of a checkpoint that a crash ended.
-    """
-    with open(log, "rb", buffering=0) as file:
-        header = file.read(32)
-        size = int.from_bytes(header[8:12])
-        frames = pages = 0
-
-        # Frames of an older round of the log have other salts.
-        while (frame := file.read(24)) and frame[8:16] == header[16:24]:
-            frames += 1
-            pages = int.from_bytes(frame[4:8]) or pages  # 0 but in a commit
-            file.seek(size, os.SEEK_CUR)
-
-    return pages * size <= os.path.getsize(path) + frames * size
+def _reading(path: str) -> closing[sqlite3.Connection]:
+    """Return a connection that does not write the file or its log."""
+    return closing(sqlite3.connect(_uri(path, False), uri=True))
 
 
-def look_at(path: str) -> StoreInfo | None:
+def inspect(path: str) -> StoreInfo | None:
     """Describe a file without creating anything; ``None`` where it cannot be read."""
     path = os.path.realpath(path)  # beside it are its -wal and -shm
 
@@ -207,7 +181,7 @@ def look_at(path: str) -> StoreInfo | None:
         return StoreInfo(False)
 
     try:
-        with closing(sqlite3.connect(_uri(path, False), uri=True)) as db:
+        with _reading(path) as db:
             version = _version(db)
     except sqlite3.Error:
         return None
@@ -221,37 +195,30 @@ def look_at(path: str) -> StoreInfo | None:
     return StoreInfo(version is not None, version, size, path)
 
 
-def check(path: str) -> list[str]:
-    """Return what SQLite's own check of the whole file finds."""
+def examine(path: str, whole: bool) -> Findings:
+    """Tell how much of the file is free, and what SQLite's check of it all finds."""
     path = os.path.realpath(path)
+    rows: list[Any] = []
 
     try:
-        with closing(sqlite3.connect(_uri(path, False), uri=True)) as db:
-            rows = db.execute("PRAGMA integrity_check(10)").fetchall()
-    except sqlite3.Error as exc:
-        rows = [(str(exc),)]
+        with _reading(path) as db:
+            if whole:
+                rows = db.execute("PRAGMA integrity_check(10)").fetchall()
 
-    return [f"{path}: {found}" for (found,) in rows if found != "ok"]
-
-
-def free_space(path: str) -> dict[str, str]:
-    """Return how much of the file is free, for people; nothing if little is."""
-    uri = _uri(os.path.realpath(path), False)
-    pragmas = "page_size", "freelist_count", "page_count"
-
-    try:
-        with closing(sqlite3.connect(uri, uri=True)) as db:
+            pragmas = "page_size", "freelist_count", "page_count"
             size, free, pages = (
                 db.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas
             )
-    except sqlite3.Error:
-        return {}  # the handle or the check tells
+    except sqlite3.Error as exc:
+        return Findings([f"{path}: {exc}"])
+
+    damaged = [f"{path}: {found}" for (found,) in rows if found != "ok"]
 
     if free * 10 < pages:
-        return {}
+        return Findings(damaged)
 
-    cure = "VACUUM gives them to the disk"
-    return {"free": f"{size * free:,} bytes of the file, which are used again; {cure}"}
+    space = f"{size * free:,} bytes of the file, which are used again"
+    return Findings(damaged, facts={"free": f"{space}; VACUUM gives them to the disk"})
 
 
 def prepare(db: sqlite3.Connection, store: str, file: File, timeout: float) -> None:

@@ -72,18 +72,10 @@ from cpkit.driver.seal import SEALED
 from cpkit.errors import CorruptThread, InvalidURL, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
-from cpkit_sqlite import queries
+from cpkit_sqlite import queries, schema
 from cpkit_sqlite.connection import Connection, copy_log
 from cpkit_sqlite.errors import ERRORS, failure
-from cpkit_sqlite.schema import (
-    IN_MEMORY,
-    SCHEMA_VERSION,
-    File,
-    check,
-    free_space,
-    look_at,
-    prepare,
-)
+from cpkit_sqlite.schema import IN_MEMORY, SCHEMA_VERSION, File
 
 __all__ = ["SQLiteCheckpointer", "SQLiteStore"]
 
@@ -134,7 +126,9 @@ class SQLiteStore:
     @staticmethod
     async def inspect(url: str, options: DriverOptions) -> StoreInfo | None:
         path = _path(url)
-        return None if path == IN_MEMORY else await asyncio.to_thread(look_at, path)
+        return (
+            None if path == IN_MEMORY else await asyncio.to_thread(schema.inspect, path)
+        )
 
     @staticmethod
     async def examine(url: str, options: DriverOptions, whole: bool) -> Findings:
@@ -143,8 +137,7 @@ class SQLiteStore:
         if path == IN_MEMORY:
             return Findings()
 
-        damaged = await asyncio.to_thread(check, path) if whole else ()
-        return Findings(damaged, facts=await asyncio.to_thread(free_space, path))
+        return await asyncio.to_thread(schema.examine, path, whole)
 
     @property
     def survives_by_default(self) -> Survives:
@@ -175,7 +168,7 @@ class SQLiteStore:
     def _open(self, connection: Connection) -> None:
         self._file.find()
         self._configure(connection)
-        prepare(connection.db, self.name, self._file, self._options.busy_timeout)
+        schema.prepare(connection.db, self.name, self._file, self._options.busy_timeout)
         self._file.opened()
         self._file.system.warn()
 
