@@ -302,55 +302,36 @@ class SQLiteStore:
     async def search(
         self, patterns: Sequence[str], prefix: str, limit: int, seconds: float
     ) -> list[tuple[str, int]]:
-        until = time.monotonic() + seconds
-        has_left = threading.Event()  # the caller
-
-        def is_over() -> bool:
-            return has_left.is_set() or time.monotonic() > until
-
-        # Loads do not wait for a connection of its own. Only one has a store in memory.
-        searcher = self._reader if self._file.path == IN_MEMORY else Connection()
         page = prefix, prefix_end(prefix) or b"", *patterns, limit
+        until = time.monotonic() + seconds
+
+        if self._file.path == IN_MEMORY:
+            return await self._read("", _search, page, until, threading.Event())
+
+        found: list[tuple[str, int]] = []
+
+        # In a thread and a connection of its own, so that loads do not wait for it.
+        def search(_: Callable[[], None], has_left: threading.Event) -> None:
+            with closing(sqlite3.connect(self._file.uri, uri=True)) as db:
+                self._file.check()
+                db.text_factory = bytes.decode
+                found.extend(_search(db, page, until, has_left))
 
         try:
-            return await searcher.call(self._search, searcher, page, is_over)
+            await listen_in_thread(search, lambda _: None)
         except ERRORS as exc:
             raise failure(exc, self.name, "") from exc
-        finally:
-            has_left.set()
 
-            if searcher is not self._reader:
-                await searcher.end(after=None)
-                searcher.thread.join()
-
-    def _search(
-        self, searcher: Connection, page: tuple[Any, ...], is_over: Callable[[], bool]
-    ) -> list[tuple[str, int]]:
-        if searcher is not self._reader:
-            self._configure(searcher)
-            self._file.check()
-
-        like = r"body LIKE ? ESCAPE '\'"
-        likes = " OR ".join([like] * (len(page) - 3))
-        query = queries.SEARCH.replace(like, likes)
-        searcher.db.set_progress_handler(is_over, 1_000)  # ends it where true
-
-        try:
-            found: list[tuple[str, int]] = searcher.db.execute(query, page).fetchall()
-            return found
-        finally:
-            searcher.db.set_progress_handler(None, 0)
+        return found
 
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
         return await self._read("", _markers, thread_ids)
 
     async def listen(self, heard: Heard) -> None:
-        # Another process cannot write a file that is private or may only be read.
-        if self._file.path != IN_MEMORY and self._file.is_writable:
-            try:
-                await listen_in_thread(partial(_follow, self._file.uri), heard)
-            except ERRORS as exc:
-                raise failure(exc, self.name, "") from exc
+        try:
+            await listen_in_thread(partial(_follow, self._file.uri), heard)
+        except ERRORS as exc:
+            raise failure(exc, self.name, "") from exc
 
 
 class SQLiteCheckpointer(SearchingHandle[MessageT]):
@@ -388,20 +369,13 @@ def _path(url: str) -> str:
 # A row of `queries.HEAD`: a thread's number, its version, the time of its last message,
 # and the position of its first; zeros for a missing thread.
 _Head: TypeAlias = tuple[int, int, int, int]
-# The heads that appends of a batch have left: of many appends to one thread only the
-# first asks for it. Other writes clear it.
+# What appends of a batch have left: of many to one thread only the first asks.
 _Heads: TypeAlias = dict[str, _Head]
 
 
-def _append(db: _DB, write: Append | Merge, now: int, heads: _Heads) -> Outcome:
-    thread_id, items = write.thread_id, write.items
-    bodies: Sequence[bytes] = ()
-    expected = None
-
-    if type(write) is Append:
-        bodies, expected = write.bodies, write.expected_version
-
-    number, version, last, _ = heads.get(thread_id) or _head(db, thread_id)
+def _append(db: _DB, write: Append, now: int, heads: _Heads) -> Outcome:
+    thread_id, bodies, expected, items, _ = write
+    number, version, last, _ = heads.get(thread_id) or _head(db, thread_id, heads)
 
     if expected is not None and expected != version:
         return Conflict(version)
@@ -426,7 +400,7 @@ def _append(db: _DB, write: Append | Merge, now: int, heads: _Heads) -> Outcome:
 
 
 def _merge(db: _DB, write: Merge, now: int, heads: _Heads) -> None:
-    _append(db, write, now, heads)
+    _append(db, Append(write.thread_id, [], None, write.items), now, heads)
 
 
 def _claim(db: _DB, write: Claim, now: int, heads: _Heads) -> Outcome:
@@ -436,7 +410,7 @@ def _claim(db: _DB, write: Claim, now: int, heads: _Heads) -> Outcome:
     if known or (newest and newest.status != "failed"):
         return known or newest
 
-    heads.clear()
+    heads.pop(write.thread_id, None)  # a claim may create the thread
     db.execute(queries.TOUCH_THREAD, (write.thread_id, now, now, now))
     db.execute(queries.ADD_CALL, issued_call(write, newest, now))
     return None
@@ -459,8 +433,7 @@ def _resolve(db: _DB, write: Resolve, now: int, heads: _Heads) -> Outcome:
 
 
 def _erase(db: _DB, write: Erase, now: int, heads: _Heads) -> Outcome:
-    heads.clear()
-    number, version, *_ = _head(db, write.thread_id)
+    number, version, *_ = _head(db, write.thread_id, heads)
 
     if write.expected_version not in (None, version):
         return Conflict(version)
@@ -474,8 +447,7 @@ def _erase(db: _DB, write: Erase, now: int, heads: _Heads) -> Outcome:
 
 
 def _trim(db: _DB, write: Trim, now: int, heads: _Heads) -> Outcome:
-    heads.clear()
-    number, version, last, first = _head(db, write.thread_id)
+    number, version, last, first = _head(db, write.thread_id, heads)
 
     if write.expected_version not in (None, version):
         return Conflict(version)
@@ -492,8 +464,7 @@ def _trim(db: _DB, write: Trim, now: int, heads: _Heads) -> Outcome:
 
 
 def _erase_calls(db: _DB, write: EraseCalls, now: int, heads: _Heads) -> Outcome:
-    heads.clear()
-    _, version, *_ = _head(db, write.thread_id)
+    _, version, *_ = _head(db, write.thread_id, heads)
 
     if write.expected_version not in (None, version):
         return Conflict(version)
@@ -502,9 +473,8 @@ def _erase_calls(db: _DB, write: EraseCalls, now: int, heads: _Heads) -> Outcome
 
 
 def _restore(db: _DB, write: Restore, now: int, heads: _Heads) -> Outcome:
-    heads.clear()
     thread_id, created, updated = write.thread_id, write.created_at, write.updated_at
-    number, version, *_ = _head(db, thread_id)
+    number, version, *_ = _head(db, thread_id, heads)
 
     if number or _calls(db, queries.CALLS, thread_id):
         return Conflict(version)
@@ -543,7 +513,7 @@ _APPLY: dict[type[Write], Callable[..., Outcome]] = {
 def _snapshot(
     db: _DB, thread_id: str, start: int, stop: int | None, decode: Decode
 ) -> Snapshot | None:
-    number, version, _, trimmed = _head(db, thread_id)
+    number, version, _, trimmed = _head(db, thread_id, {})
 
     if not number:
         return None
@@ -604,6 +574,23 @@ def _dump(db: _DB, thread_id: str) -> StoredDump | None:
     return StoredDump(found.messages, found.items, calls, *times, found.first)
 
 
+def _search(
+    db: _DB, page: tuple[Any, ...], until: float, has_left: threading.Event
+) -> list[tuple[str, int]]:
+    like = r"body LIKE ? ESCAPE '\'"
+    likes = " OR ".join([like] * (len(page) - 3))
+    query = queries.SEARCH.replace(like, likes)
+    # It ends the query where it returns true.
+    db.set_progress_handler(
+        lambda: has_left.is_set() or time.monotonic() > until, 1_000
+    )
+
+    try:
+        return db.execute(query, page).fetchall()
+    finally:
+        db.set_progress_handler(None, 0)
+
+
 def _markers(db: _DB, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
     # Any text is below any blob.
     ids = [("", b"")] if thread_ids is None else [(one, one) for one in thread_ids]
@@ -628,7 +615,9 @@ def _follow(uri: str, changed: Callable[[], None], stop: threading.Event) -> Non
                 known = version
 
 
-def _head(db: _DB, thread_id: str) -> _Head:
+def _head(db: _DB, thread_id: str, heads: _Heads) -> _Head:
+    """Return the head that is stored, and forget the one that appends have left."""
+    heads.pop(thread_id, None)
     return db.execute(queries.HEAD, (thread_id,)).fetchone() or (0, 0, 0, 0)
 
 
