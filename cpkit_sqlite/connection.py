@@ -57,22 +57,20 @@ class Connection:
 def _work(jobs: SimpleQueue[Any]) -> None:
     """Do jobs in their order until one is ``None``."""
     while (job := jobs.get()) is not None:
-        _do(*job)
-        del job  # it refers to the connection
+        loop, answer, function, args = job
 
+        try:
+            outcome = answer.set_result, function(*args)
+        except BaseException as exc:
+            outcome = answer.set_exception, exc
 
-def _do(loop: Any, answer: Any, function: Callable[..., Any], args: Any) -> None:
-    try:
-        outcome = answer.set_result, function(*args)
-    except BaseException as exc:
-        outcome = answer.set_exception, exc
+        try:
+            loop.call_soon_threadsafe(_settle, answer, *outcome)
+        except RuntimeError:
+            pass  # the loop is closed, and nothing waits any more
 
-    try:
-        loop.call_soon_threadsafe(_settle, answer, *outcome)
-    except RuntimeError:  # the loop is closed, and nothing waits any more
-        return
-    finally:
-        del outcome  # the traceback of an exception refers to this frame
+        # They refer to the connection, and a traceback to this frame.
+        del job, loop, answer, function, args, outcome
 
 
 def _settle(answer: Any, settle: Callable[[Any], None], outcome: Any) -> None:
@@ -83,11 +81,10 @@ def _settle(answer: Any, settle: Callable[[Any], None], outcome: Any) -> None:
 def copy_log(db: sqlite3.Connection, uri: str) -> None:
     """Copy the ``-wal`` file into the database file, as far as readers let it.
 
-    SQLite's own automatic checkpoints run without the write lock. Before 3.51.3 such a
-    checkpoint can race with a commit that restarts the log, and loses later commits
-    (sqlite.org/wal.html, "The WAL-Reset Bug"). ``wal_checkpoint(FULL)`` waits for the
-    lock, and goes on without it after ``busy_timeout``. So a second connection holds
-    the lock here. If another writer has it, nothing is copied.
+    A second connection holds the write lock meanwhile; if another writer has it,
+    nothing is copied. SQLite's own checkpoints run without it, and before 3.51.3 lose
+    commits if one restarts the log then (sqlite.org/wal.html#walresetbug). Those that
+    wait for the lock, such as FULL, go on without it after ``busy_timeout``.
     """
     with suppress(sqlite3.Error):
         with closing(sqlite3.connect(uri, uri=True, timeout=0)) as lock:

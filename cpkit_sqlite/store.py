@@ -103,6 +103,7 @@ class SQLiteStore:
 
     Options: ClassVar[type[DriverOptions]] = SQLiteOptions
     client_options: ClassVar[frozenset[str]] = frozenset()
+    survives_by_default = Survives.MACHINE
     # SQLite limits a row: two values at most (args and result), and ids.
     limits = Limits(max_value=(1_000_000_000 - 4096) // 2)
     max_writes = 256
@@ -138,10 +139,6 @@ class SQLiteStore:
             return Findings()
 
         return await asyncio.to_thread(schema.examine, path, whole)
-
-    @property
-    def survives_by_default(self) -> Survives:
-        return Survives.NONE if self._file.path == IN_MEMORY else Survives.MACHINE
 
     async def open(self) -> None:
         await self.close()  # an opening that failed may have left a connection
@@ -194,8 +191,7 @@ class SQLiteStore:
         ending, self._connections = self._connections, []
 
         # All of them end, even if this task is cancelled while it waits.
-        for closed in [one.end() for one in ending]:
-            await closed
+        await asyncio.gather(*[one.end() for one in ending])
 
         for one in ending:
             one.thread.join()
@@ -387,7 +383,7 @@ def _append(db: _DB, write: Append, now: int, heads: _Heads) -> Outcome:
     if bodies:
         first = (number << 32) + version
         rows = [(key, now, last, body) for key, body in enumerate(bodies, first)]
-        is_encrypted = bodies[0][: len(SEALED)] == SEALED
+        is_encrypted = bodies[0].startswith(SEALED)
         add = queries.ADD_ENCRYPTED if is_encrypted else queries.ADD_MESSAGE
         db.executemany(add, rows)
         version += len(bodies)
