@@ -10,14 +10,11 @@ URL forms
 Durability
     ``full``, the default: WAL with ``synchronous=FULL``, so an acknowledged write
     survives a power loss. ``normal``: it survives a kill of the process; a power loss
-    can take the last commits, and never a part of one
-    (sqlite.org/pragma.html#pragma_synchronous).
+    can take the last commits, and never a part of one.
 
 What is atomic
-    Each batch of writes is one transaction, and one trip to a thread. The file's write
-    lock orders the commits of all processes. A load reads messages, extra and calls in
-    one transaction, on a connection of its own, so loads and writes do not wait for
-    each other.
+    Each batch of writes is one transaction, and one trip to a thread. A load reads all
+    in one transaction, on a connection of its own: it does not wait for writes.
 """
 
 from __future__ import annotations
