@@ -196,10 +196,11 @@ class MemoryStore:
         version = thread.version
 
         match write:
+            case Append() | Erase() | Trim() | EraseCalls() if (
+                write.expected_version not in (None, version)
+            ):
+                return Conflict(version)
             case Append():
-                if write.expected_version not in (None, version):
-                    return Conflict(version)
-
                 if write.bodies or write.items:
                     data.change(write.thread_id, thread)
                     thread.bodies += write.bodies
@@ -232,9 +233,6 @@ class MemoryStore:
                 data.put(resolved := resolved_call(found, write, now))
                 return resolved
             case Erase():
-                if write.expected_version not in (None, version):
-                    return Conflict(version)
-
                 calls = [erased_call(call) for call in thread.calls.values()]
                 data.threads.pop(write.thread_id, None)
 
@@ -247,17 +245,11 @@ class MemoryStore:
                     else:
                         data.put(one)
             case Trim():
-                if write.expected_version not in (None, version):
-                    return Conflict(version)
-
                 removed = max(0, min(write.before, version) - thread.first)
                 del thread.bodies[:removed]
                 thread.first += removed
                 return removed
             case EraseCalls():
-                if write.expected_version not in (None, version):
-                    return Conflict(version)
-
                 calls = [
                     one for one in thread.calls.values() if is_erased_by(one, write)
                 ]

@@ -14,13 +14,13 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from heapq import merge
 from itertools import groupby, islice, takewhile
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic_core import from_json, to_json
 
@@ -140,10 +140,11 @@ class View:
         version, name = thread.version, _hash(write.thread_id)
 
         match write:
+            case Append() | Erase() | Trim() | EraseCalls() if (
+                write.expected_version not in (None, version)
+            ):
+                return Conflict(version)
             case Append():
-                if write.expected_version not in (None, version):
-                    return Conflict(version)
-
                 if not write.bodies and not write.items:
                     return version
 
@@ -177,14 +178,8 @@ class View:
 
                 return found
             case Erase():
-                if write.expected_version not in (None, version):
-                    return Conflict(version)
-
                 self._erase(thread, write.forget_keys)
             case Trim():
-                if write.expected_version not in (None, version):
-                    return Conflict(version)
-
                 if (before := min(write.before, version)) <= thread.first:
                     return 0
 
@@ -194,11 +189,7 @@ class View:
                 self._put_thread(thread._replace(first=before))
                 return before - thread.first
             case EraseCalls():
-                if write.expected_version not in (None, version):
-                    return Conflict(version)
-
-                rows = list(self.rows(b"c" + name))
-                calls = [(place, _stored_call(place, row)) for place, row in rows]
+                calls = self._calls(name).items()
                 old = [one for one in calls if is_erased_by(one[1], write)]
 
                 for place, call in old:
@@ -237,7 +228,7 @@ class View:
         return self._call(b"k" + _hash(key))
 
     def calls(self, thread_id: str) -> list[StoredCall]:
-        return [_stored_call(*row) for row in self.rows(b"c" + _hash(thread_id))]
+        return list(self._calls(_hash(thread_id)).values())
 
     def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool
@@ -251,7 +242,7 @@ class View:
         found = (
             thread
             for _, group in groups
-            for thread in sorted(_stored_thread(*row) for row in group)
+            for thread in sorted(_stored(_Thread, *row) for row in group)
             if thread.thread_id.startswith(prefix)
             and thread.thread_id > (after or "")
             and (erased or thread.created_at is not None)
@@ -275,7 +266,7 @@ class View:
     def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
         """Return the threads' rows: each change makes `updated_at` later."""
         if thread_ids is None:
-            return {_stored_thread(*row).thread_id: row[1] for row in self.rows(b"t")}
+            return {_stored(_Thread, *row).thread_id: row[1] for row in self.rows(b"t")}
 
         rows = {one: self.get(_thread_key(one)) for one in thread_ids}
         return {one: row for one, row in rows.items() if row is not None}
@@ -284,7 +275,7 @@ class View:
         """Return the thread; at version 0 and without times where it is missing."""
         key = _thread_key(thread_id)
         row = self.get(key)
-        return _Thread(thread_id) if row is None else _stored_thread(key, row)
+        return _Thread(thread_id) if row is None else _stored(_Thread, key, row)
 
     def _put_thread(self, thread: _Thread) -> None:
         self.put(_thread_key(thread.thread_id), to_json(thread))
@@ -308,6 +299,11 @@ class View:
             (row[2 : (end := 2 + int.from_bytes(row[:2]))], row[end:]) for row in rows
         ]
 
+    def _calls(self, name: bytes) -> dict[bytes, StoredCall]:
+        """Return the calls of a thread with their keys, in the order of claims."""
+        rows = self.rows(b"c" + name)
+        return {place: _stored(StoredCall, place, row) for place, row in rows}
+
     def _call(self, pointer: bytes) -> StoredCall | None:
         """Return the call to which a key under i, a or k points."""
         if (place := self.get(pointer)) is None:
@@ -316,7 +312,7 @@ class View:
         if (row := self.get(place)) is None:
             raise CorruptThread("", place.hex(), "the call's row is missing")
 
-        return _stored_call(place, row)
+        return _stored(StoredCall, place, row)
 
     def _put_call(self, call: StoredCall, number: int) -> None:
         """Store a call of which nothing is stored yet."""
@@ -338,9 +334,9 @@ class View:
         for key, _ in list(self.rows(b"x" + name)):
             self.delete(key)
 
-        calls = [(key, _stored_call(key, row)) for key, row in self.rows(b"c" + name)]
+        calls = self._calls(name)
 
-        for place, call in calls:
+        for place, call in calls.items():
             if forget_keys:
                 self._forget(place, call)
             else:
@@ -456,8 +452,8 @@ class KeyValueStore(ABC):
                 engine = _Engine(self, ThreadPoolExecutor(1, "cpkit-key-value"))
 
                 try:
-                    engine.run(self.open_engine).result()
-                    engine.run(self._check_schema).result()
+                    engine.worker.submit(self.open_engine).result()
+                    engine.worker.submit(self._check_schema).result()
                 except BaseException:
                     engine.worker.shutdown()
                     raise
@@ -477,7 +473,7 @@ class KeyValueStore(ABC):
                 if not engine.handles:
                     del _engines[place]
                     # After the reads that were cancelled.
-                    engine.run(engine.store.close_engine).result()
+                    engine.worker.submit(engine.store.close_engine).result()
                     engine.worker.shutdown()
 
     def _check_schema(self) -> None:
@@ -520,7 +516,9 @@ class KeyValueStore(ABC):
         engine = self._engine
         assert engine is not None, "the handle calls open first"
         # The first handle's object holds the engine.
-        run = engine.run(engine.store.transact, partial(_released, work), write)
+        run = engine.worker.submit(
+            engine.store.transact, partial(_released, work), write
+        )
         return await asyncio.wrap_future(run)
 
 
@@ -550,26 +548,17 @@ class _Engine:
     worker: ThreadPoolExecutor
     handles: int = 0
 
-    def run(self, work: Callable[..., T], *args: Any) -> Future[T]:
-        return self.worker.submit(work, *args)
-
 
 _engines: dict[tuple[type, str, int], _Engine] = {}
 _engines_lock = threading.Lock()
 
 
-def _stored_call(place: bytes, row: bytes) -> StoredCall:
+def _stored(kind: Callable[..., T], place: bytes, row: bytes) -> T:
     try:
-        return StoredCall(*from_json(row))
+        return kind(*from_json(row))
     except (TypeError, ValueError) as exc:
-        raise CorruptThread("", place.hex(), f"not a call: {exc}") from exc
-
-
-def _stored_thread(place: bytes, row: bytes) -> _Thread:
-    try:
-        return _Thread(*from_json(row))
-    except (TypeError, ValueError) as exc:
-        raise CorruptThread("", place.hex(), f"not a thread: {exc}") from exc
+        reason = f"not a {kind.__name__}: {exc}"
+        raise CorruptThread("", place.hex(), reason) from exc
 
 
 def _thread_key(thread_id: str) -> bytes:

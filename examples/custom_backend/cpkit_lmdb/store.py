@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -94,7 +94,7 @@ class LMDBStore(KeyValueStore):
         try:
             # An exception aborts the transaction; leaving the block commits it.
             with self._lmdb.begin(write=write) as tx:
-                view = View(partial(_get, tx), partial(_rows, tx))
+                view = View(tx.get, partial(_rows, tx))
                 result = work(view)
 
                 for key, value in view.changes.items():
@@ -128,13 +128,7 @@ def _create(folder: str) -> None:
     sync_folder(folder)
 
 
-def _get(tx: lmdb.Transaction, key: bytes) -> bytes | None:
-    return None if (value := tx.get(key)) is None else bytes(value)
-
-
-def _rows(tx: lmdb.Transaction, first: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys from this one on, with their values."""
+def _rows(tx: lmdb.Transaction[bytes], first: bytes) -> Iterable[tuple[bytes, bytes]]:
+    """Return the keys from this one on, with their values."""
     cursor = tx.cursor()
-
-    for key, value in cursor.iternext() if cursor.set_range(first) else ():
-        yield bytes(key), bytes(value)
+    return cursor.iternext() if cursor.set_range(first) else ()
