@@ -23,14 +23,10 @@ URL_OPTIONS = frozenset(
 )
 """Query parameters for redis-py's own parser."""
 
-# Shows within a minute that an idle connection is dead, because the server is gone or a
-# firewall has forgotten it, and within ten seconds where something was sent on it.
+# A firewall forgets connections that are idle for minutes.
 _KEEPALIVE = {
-    getattr(socket, name): value
-    for name, value in (
-        *(("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)),
-        ("TCP_USER_TIMEOUT", 10_000),  # milliseconds
-    )
+    getattr(socket, name): seconds
+    for name, seconds in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5))
     if hasattr(socket, name)  # not on every system
 }
 
@@ -123,17 +119,14 @@ def _pool_of_url(url: str) -> ConnectionPool:
         for name in query.keys() - URL_OPTIONS:
             raise InvalidURL(f"{shown}: {name!r} is not one of: {sorted(URL_OPTIONS)}")
 
-        if not _has_valid_port(parts.netloc):
-            raise InvalidURL(
-                f"{shown}: the port is a number from 1 to 65535; in a password '/' is "
-                "%2F, '#' is %23 and '?' is %3F"
-            )
-
         pool = ConnectionPool.from_url(url)
         # This connects nothing; it checks the settings.
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError, RedisError):
-        raise InvalidURL(f"{shown} is not a URL that redis-py can read") from None
+        raise InvalidURL(
+            f"{shown} is not a URL that redis-py can read: the port is a number, and in "
+            "a password '/' is %2F, '#' is %23 and '?' is %3F"
+        ) from None
 
     if scheme == "redis+unix":
         if parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
@@ -145,13 +138,3 @@ def _pool_of_url(url: str) -> ConnectionPool:
         raise InvalidURL(f"{shown}: the path is the number of a database, or empty")
 
     return pool
-
-
-def _has_valid_port(netloc: str) -> bool:
-    host = netloc.rpartition("@")[2]
-    _, colon, port = host.rpartition(":")
-
-    if not colon or host.endswith("]"):  # the address may be IPv6
-        return True
-
-    return port.isdecimal() and 0 < int(port[:6]) < 65536

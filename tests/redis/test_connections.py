@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Literal
@@ -68,17 +66,6 @@ async def test_forgotten_connections_fail_one_operation(
         assert await asyncio.gather(*(cp.read("t") for _ in range(8))) == [[{}]] * 8
         # None of them was sent twice.
         assert proxy.commands.count("LRANGE") == 8
-
-
-@pytest.mark.long  # TCP waits for ten seconds, and again
-def test_the_system_notices_a_forgotten_connection() -> None:
-    """Packets that are lost without an answer end a connection in ten seconds."""
-    here = ["unshare", "-n", sys.executable, "-m", "tests.redis.forgetful"]
-
-    if subprocess.run([*here[:2], "true"], capture_output=True).returncode != 0:
-        pytest.skip("this user may not make a network of its own")
-
-    subprocess.run(here, check=True)
 
 
 async def test_a_storm_of_cancellations_crosses_no_answers(
