@@ -9,9 +9,7 @@ the nodes, or ``rediss+cluster://`` (TLS). The user needs the permissions that
 `cpkit_redis.store` lists, and ``+cluster|slots``, on every node.
 
 While the slot moves to another node, all operations wait, up to ``connect_timeout``:
-both nodes refuse a script while one of them has a part of its keys. A read that a node
-does not answer within a quarter of ``timeout`` is repeated, at the node that has the
-slot then.
+both nodes refuse a script while one of them has a part of its keys.
 """
 
 from __future__ import annotations
@@ -76,7 +74,6 @@ class Nodes(Server):
         super().__init__(pools[0], options.pool_size)
         self._connect = self._connect_to_node
         self._slot = slot
-        self._read_timeout = options.timeout / 4
         self._seeds = [_place_of(pool) for pool in pools]
         self._known = self._seeds
         self.name = ",".join(f"{host}:{port}" for host, port in self._seeds)
@@ -84,13 +81,9 @@ class Nodes(Server):
         self._place: Address | None = None
         self._finding = asyncio.Lock()
 
-    async def ask(self, *commands: Sequence[bytes], once: bool = False) -> list[Any]:
+    async def ask(self, *commands: Sequence[bytes]) -> list[Any]:
         try:
-            async with asyncio.timeout(None if once else self._read_timeout):
-                answers = await super().ask(*commands, once=once)
-        except TimeoutError as exc:
-            await self.reconnect()
-            raise StoreFailure("unknown", "the node does not answer") from exc
+            answers = await super().ask(*commands)
         except BaseException:
             self._place = None
             raise

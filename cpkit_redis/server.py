@@ -31,13 +31,13 @@ class Server:
         # Connects, unless the connection is open and nothing is left to read on it.
         self._connect = pool.ensure_connection
 
-    async def ask(self, *commands: Sequence[bytes], once: bool = False) -> list[Any]:
+    async def ask(self, *commands: Sequence[bytes]) -> list[Any]:
         """Send commands in one go and return their answers; errors are answers.
 
-        With ``once`` it may do harm to run the commands twice: if the call is cancelled
-        before it sent anything, it raises ``StoreFailure("not sent", …)``. A connection
-        that fails or is cancelled in the middle of an answer disconnects by itself. If
-        it was lost, the idle ones are closed: a firewall forgets all of them alike.
+        If the limit of time cancels the call before it sent anything, it raises
+        ``StoreFailure("not sent", …)``. A connection that fails or is cancelled in the
+        middle of an answer disconnects by itself. If it was lost, the idle ones are
+        closed: a firewall forgets all of them alike.
         """
         is_sent = False
 
@@ -63,13 +63,14 @@ class Server:
                 self._idle.append(connection)
                 self._places.release()
         except asyncio.CancelledError as exc:
-            if is_sent and is_late(exc):
-                await self.reconnect()
-
-            if is_sent or not (once and is_late(exc)):
+            if not is_late(exc):
                 raise
 
-            raise StoreFailure("not sent", "no connection in time") from exc
+            if not is_sent:
+                raise StoreFailure("not sent", "no connection in time") from exc
+
+            await self.reconnect()
+            raise
         except CLIENT_ERRORS as exc:
             failed = failure(exc)
 

@@ -322,13 +322,12 @@ class RedisStore:
     async def _run(
         self, operations: Sequence[bytes], batch: Sequence[Write] = ()
     ) -> list[Any]:
-        """Run a batch, or operations that may run twice, and return their outcomes."""
-        once = batch != ()
+        """Run operations, those of a batch or others, and return their outcomes."""
         rest = (b"1", self._base, self._schema, *operations)
-        [answer] = await self._server.ask((b"EVALSHA", SHA, *rest), once=once)
+        [answer] = await self._server.ask((b"EVALSHA", SHA, *rest))
 
         if type(answer) is NoScriptError:
-            [answer] = await self._server.ask((b"EVAL", SCRIPT, *rest), once=once)
+            [answer] = await self._server.ask((b"EVAL", SCRIPT, *rest))
 
         if type(answer) is not list:
             raise failure(answer) from answer
