@@ -124,8 +124,8 @@ def _pool_of_url(url: str) -> ConnectionPool:
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError, RedisError):
         raise InvalidURL(
-            f"{shown} is not a URL that redis-py can read: the port is a number, and in "
-            "a password '/' is %2F, '#' is %23 and '?' is %3F"
+            f"{shown} is not a URL that redis-py can read: the port is a number, and "
+            "in a password '/' is %2F, '#' is %23 and '?' is %3F"
         ) from None
 
     if scheme == "redis+unix":

@@ -9,63 +9,31 @@ from collections.abc import Mapping
 
 from cpkit.records import Durability, Survives
 
-# By the name and the text of a setting, ``None`` if it could not be read: what survives
-# then, and the advice.
-_FILE = {
-    ("appendfsync", "everysec"): (
-        Survives.PROCESS,
-        "a power loss, or a kill of the server while its disk stalls, can lose about the "
-        "last second: CONFIG SET appendfsync always",
-    ),
-    ("appendfsync", "no"): (
-        Survives.PROCESS,
-        "a power loss can lose the last half minute, because only the operating system "
-        "syncs the append-only file: CONFIG SET appendfsync everysec",
-    ),
-    ("appendfsync", None): (
-        Survives.PROCESS,
-        "how often the append-only file is synced could not be read, and a power loss "
-        "can lose the last writes: allow CONFIG GET to the user",
-    ),
-    ("no-appendfsync-on-rewrite", "yes"): (
-        Survives.PROCESS,
-        "while the server rewrites its append-only file, or saves a snapshot, it does "
-        "not sync that file, and a power loss can lose what was written since it began: "
-        "CONFIG SET no-appendfsync-on-rewrite no",
-    ),
-    # Redis removes the last command of a file that was cut, and keeps the MULTI before
-    # it: the next load takes what was appended since for a part of that transaction.
-    ("aof-load-truncated", "yes"): (
-        Survives.PROCESS,
-        "after a power loss, or a kill of the server in a large write, the server may "
-        "keep half of a transaction in its append-only file, and apply it at the restart "
-        "after that: CONFIG SET aof-load-truncated no, write it into redis.conf, and run "
-        "redis-check-aof --fix if the server then refuses to start",
-    ),
-}
-_SERVER = {
-    ("appendonly", None): (
-        Survives.NONE,
-        "whether the server has an append-only file could not be read: allow CONFIG GET "
-        "and INFO to the user",
-    ),
-    ("appendonly", "no"): (
-        Survives.NONE,
-        "a restart of the server loses everything since its last snapshot, if it makes "
-        "any: CONFIG SET appendonly yes, and write it into redis.conf",
-    ),
-    ("maxmemory-policy", None): (
-        Survives.MACHINE,
-        "whether the server evicts keys when its memory is full could not be read: "
-        "allow INFO to the user",
-    ),
-}
-
 SETTINGS = (
     *("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "aof-load-truncated"),
     *("maxmemory", "maxmemory-policy"),
 )
 """What to ask CONFIG for; a service or an ACL may deny it."""
+
+# What an append-only file can lose, by a setting and its text (None: not readable).
+_LOSSES = {
+    ("appendfsync", "everysec"): "a power loss, or a kill of the server while its disk "
+    "stalls, can lose about the last second: CONFIG SET appendfsync always",
+    ("appendfsync", "no"): "a power loss can lose the last half minute, because only "
+    "the operating system syncs the append-only file: CONFIG SET appendfsync everysec",
+    ("appendfsync", None): "how often the append-only file is synced could not be "
+    "read, and a power loss can lose the last writes: allow CONFIG GET to the user",
+    ("no-appendfsync-on-rewrite", "yes"): "while the server rewrites its append-only "
+    "file, or saves a snapshot, it does not sync that file, and a power loss can lose "
+    "what was written since it began: CONFIG SET no-appendfsync-on-rewrite no",
+    # Redis removes the last command of a file that was cut, and keeps the MULTI before
+    # it: the next load takes what was appended since for a part of that transaction.
+    ("aof-load-truncated", "yes"): "after a power loss, or a kill of the server in a "
+    "large write, the server may keep half of a transaction in its append-only file, "
+    "and apply it at the restart after that: CONFIG SET aof-load-truncated no, write "
+    "it into redis.conf, and run redis-check-aof --fix if the server then refuses to "
+    "start",
+}
 
 
 def durability_of(
@@ -83,50 +51,65 @@ def durability_of(
         **config,
     }
     settings = {name: text for name in SETTINGS if (text := known.get(name))}
-    policy, limit = settings.get("maxmemory-policy", ""), settings.get("maxmemory")
+    policy, limit = settings.get("maxmemory-policy", ""), settings.get("maxmemory", "0")
     evicted, used = (int(info.get(one, 0)) for one in ("evicted_keys", "used_memory"))
-    table = _SERVER | (_FILE if settings.get("appendonly") == "yes" else {})
-    found = [
-        finding for (name, text), finding in table.items() if settings.get(name) == text
-    ]
+    survives, advice = Survives.MACHINE, []
+
+    if "appendonly" not in settings:
+        survives = Survives.NONE
+        advice.append(
+            "whether the server has an append-only file could not be read: "
+            "allow CONFIG GET and INFO to the user"
+        )
+    elif settings["appendonly"] != "yes":
+        survives = Survives.NONE
+        advice.append(
+            "a restart of the server loses everything since its last snapshot, if it "
+            "makes any: CONFIG SET appendonly yes, and write it into redis.conf"
+        )
+    else:
+        advice += [
+            loss for (name, text), loss in _LOSSES.items() if settings.get(name) == text
+        ]
+        survives = Survives.PROCESS if advice else Survives.MACHINE
 
     # The volatile policies evict only keys that expire.
-    if policy.startswith("allkeys") and limit != "0":
-        advice = (
+    if not policy:
+        advice.append(
+            "whether the server evicts keys when its memory is full could not be read: "
+            "allow INFO to the user"
+        )
+    elif policy.startswith("allkeys") and limit != "0":
+        survives = Survives.NONE
+        advice.append(
             f"the server evicts any key when its memory is full ({policy}): "
             "CONFIG SET maxmemory-policy noeviction"
         )
-        found.append((Survives.NONE, advice))
 
     if evicted and not policy.startswith("volatile"):
-        advice = (
+        advice.append(
             f"the server has evicted {evicted} keys since it started, and keys of this "
             "store may be among them: restore a backup"
         )
-        found.append((Survives.MACHINE, advice))
 
-    if 0 < 0.9 * int(limit or 0) < used:
-        advice = (
+    if 0 < 0.9 * int(limit) < used:
+        advice.append(
             f"the server uses {used} of its {limit} bytes (maxmemory): it refuses "
             "writes when they are used up: CONFIG SET maxmemory to more"
         )
-        found.append((Survives.MACHINE, advice))
 
     if in_cluster:
         # The replica takes over while the killed node still has its file.
-        advice = (
+        survives = Survives.NONE
+        advice.append(
             "a failover of the cluster loses the last acknowledged writes, because a "
             "node answers before its replicas have them; without a failover the other "
             "settings decide (a store that must not lose any is Postgres)"
         )
-        found.append((Survives.NONE, advice))
     elif info.get("connected_slaves", "0") != "0":
-        advice = (
+        advice.append(
             "a failover to a replica can lose acknowledged writes: the server answers "
             "before its replicas have them (min-replicas-to-write narrows it)"
         )
-        found.append((Survives.MACHINE, advice))
 
-    levels = dict(found)
-    survives = next((one for one in Survives if one in levels), Survives.MACHINE)
-    return Durability(survives, settings, [advice for _, advice in found])
+    return Durability(survives, settings, advice)

@@ -25,7 +25,7 @@ local SCHEMA, THREADS, ERASED = BASE .. 'schema', BASE .. 'threads', BASE .. 'er
 -- unpack() puts its values on Lua's stack, which holds 8,000. An even number, for items.
 local CHUNK = 4000
 -- A call's record, up to its args.
-local HEAD = '^(%d+%z(%d+)%z([^%z]+)%z[^%z]+%z(%d+)%z)(%l+)%z(%d*)%z()'
+local HEAD = '^((%d+%z(%d+)%z([^%z]+)%z[^%z]+%z(%d+)%z)(%l+)%z(%d*)%z)'
 -- The id and the record of a restored call.
 local CALL = '([^%z]+)%z(' .. string.rep('[^%z]*%z', 8) .. '[^%z]*)%z'
 
@@ -100,13 +100,13 @@ local function recorded(thread, call_id)
     or call('HGET', key_of('c', thread), call_id)
 end
 
--- Return the fields of a record, and where its args begin.
+-- Return the fields of a record, and what it is without args and result.
 local function parse(record)
-  local head, attempt, key, issued, status, resolved, args_at = string.match(record, HEAD)
+  local kept, head, attempt, key, issued, status, resolved = string.match(record, HEAD)
 
   return {
-    head = head or corrupt('the record of a call'), attempt = attempt, key = key,
-    issued = issued, status = status, resolved = resolved, args_at = args_at,
+    kept = (kept or corrupt('the record of a call')) .. '\0', head = head, attempt = attempt,
+    key = key, issued = issued, status = status, resolved = resolved,
   }
 end
 
@@ -184,7 +184,7 @@ function operations.resolve(thread, call_id, status, result)
     return false
   elseif fields.status == 'issued' then
     -- An issued call has no result: its args are all that follows. Erased, it has none.
-    local args = string.sub(record, fields.args_at, -2)
+    local args = string.sub(record, #fields.kept, -2)
     record = fields.head .. table.concat(
       {status, NOW_TEXT, args, args ~= '' and result or ''}, '\0')
     local updated = state_of(thread)
@@ -213,9 +213,7 @@ function operations.erase(thread, forget, expected)
     local calls = call('HGETALL', key_of(kind, thread))
 
     for at = 1, #calls, 2 do
-      local fields = parse(calls[at + 1])
-      fields.kept = string.sub(calls[at + 1], 1, fields.args_at - 1) .. '\0'
-      erased[calls[at]] = fields
+      erased[calls[at]] = parse(calls[at + 1])
     end
   end
 
@@ -270,14 +268,11 @@ function operations.erase_calls(thread, before, expected)
   local calls = call('HGETALL', key_of('c', thread))
 
   for at = 1, #calls, 2 do
-    local call_id, record = calls[at], calls[at + 1]
-    local fields = parse(record)
+    local fields = parse(calls[at + 1])
     local ended = tonumber(fields.resolved)
-    local is_erased = string.byte(record, fields.args_at) == 0
 
-    if ended and ended < limit and not is_erased then
-      local kept = string.sub(record, 1, fields.args_at - 1) .. '\0'
-      write('HSET', key_of('c', thread), call_id, kept)
+    if ended and ended < limit and calls[at + 1] ~= fields.kept then
+      write('HSET', key_of('c', thread), calls[at], fields.kept)
       erased = erased + 1
     end
   end
@@ -325,8 +320,7 @@ function operations.restore(thread, created, updated, messages, items, texts, fi
 
   for _, entry in ipairs(calls) do
     local call_id, record, fields = unpack(entry)
-    local is_erased = string.byte(record, fields.args_at) == 0
-    local kind = fields.status == 'issued' and not is_erased and 'p' or 'c'
+    local kind = fields.status == 'issued' and record ~= fields.kept and 'p' or 'c'
     write('HSET', key_of(kind, thread), call_id, record)
     write('ZADD', key_of('k', fields.key), fields.attempt, thread .. '\0' .. call_id)
   end
