@@ -62,7 +62,7 @@ _ADVICE = {
     "MOVED": NO_CLUSTER,
     "NOPERM": "the manual of cpkit_redis.store lists the permissions that are needed",
     "OOM": "the server is at its maxmemory",
-    "READONLY": "the server is a replica",
+    "READONLY": "the server is a replica: write the URL of the primary",
     "VANISHED": "the store was emptied, or the server replaced by one with other data, "
     "while this handle was open: restore a backup, or open a new store",
 }

@@ -4,20 +4,18 @@
 
 URL forms
     ``redis://user:password@host:6379/0``, ``rediss://`` (TLS, with redis-py's ``ssl_*``
-    parameters in the query) and ``redis+unix:///path/to/socket?db=0``. Options:
-    ``prefix`` of all keys, ``pool_size`` (connections at most), and those of every
-    server. In place of a URL: the caller's client of redis.asyncio, a Sentinel's
-    ``master_for`` too. The handle makes its own connections from the client's settings,
-    and does not close the client.
+    parameters) and ``redis+unix:///path/to/socket?db=0``. In place of a URL: a client
+    of redis.asyncio, a Sentinel's ``master_for`` too. The handle makes its own
+    connections from the client's settings, and does not close the client.
 
 Durability
-    As the server is configured; read when the handle opens. See `durability_of`.
+    As the server is configured; read when the handle opens.
 
 What is atomic
     Each write. The writes of a batch, of any kind, are one call of ``operations.lua``:
     one round trip, one transaction in the append-only file. A load is one round trip,
     repeated where the thread changed meanwhile, and for a range that begins or ends at
-    a position of a trimmed thread. The client library repeats nothing.
+    a position of a trimmed thread.
 
 Permissions
     Redis 6.2 or newer::
@@ -91,11 +89,11 @@ MessageT = TypeVar("MessageT")
 # Threads in one call of the script: the server does nothing else meanwhile.
 _PAGE = 1000
 
-# What a read is answered with, unless it is an error.
-_ANSWERS = (list, int, bytes, type(None))
-
 # Settings that limit one argument and one command, and their defaults.
 _LIMITS = {"proto-max-bulk-len": 512 * 1024**2, "client-query-buffer-limit": 1024**3}
+
+# What a read is answered with, unless it is an error.
+_ANSWERS = (list, int, bytes, type(None))
 
 
 class RedisOptions(ServerOptions):
@@ -162,10 +160,9 @@ class RedisStore:
     async def open(self) -> None:
         # Nothing is written before it is certain that the server can be used.
         names = (*SETTINGS, *_LIMITS)
+        settings = ((b"CONFIG", b"GET", name.encode()) for name in names)
         found, answer, *answers = await self._server.ask(
-            self._look,
-            (b"INFO",),
-            *((b"CONFIG", b"GET", name.encode()) for name in names),
+            self._look, (b"INFO",), *settings
         )
         info: dict[str, str] = {}
         config: dict[str, str] = {}
@@ -181,35 +178,26 @@ class RedisStore:
         if info.get("redis_mode") == "cluster" and not self._in_cluster:
             raise StoreFailure("rejected", NO_CLUSTER)
 
-        # Its reads lag, without end if its link is down. If it takes writes, they are
-        # lost when it next copies its primary.
-        if info.get("role") == "slave":
-            primary = f"{info.get('master_host')}:{info.get('master_port')}"
-            raise StoreFailure(
-                "rejected",
-                f"the server is a replica of {primary} (its link is "
-                f"{info.get('master_link_status')}): write the URL of the primary",
-            )
-
         if isinstance(found, Exception):
             raise failure(found) from found
 
-        self._check_version(found)
         self._schema = b""
 
         try:
             [found] = await self._run([b"create", new_schema()])
-            self._check_version(found)
         except StoreFailure as refused:
             # An existing store can be opened and read while the server refuses writes.
             if found is None or code_of(refused.reason) not in UNWRITABLE:
                 raise
 
+        if version_of(found) != SCHEMA_VERSION:
+            raise SchemaMismatch(self.name, version_of(found), SCHEMA_VERSION)
+
         self._schema = found
+        self._durability = durability_of(config, info, self._in_cluster)
         # Half of the server's limit: a message may be a byte, and has a separator.
         limit = min(int(config.get(name, _LIMITS[name])) for name in _LIMITS)
         self.limits = Limits(limit // 2, limit // 2)
-        self._durability = durability_of(config, info, self._in_cluster)
 
     async def close(self) -> None:
         await self._server.close()
@@ -404,10 +392,6 @@ class RedisStore:
             low = b"(" + page[-1][0]
 
         return rows
-
-    def _check_version(self, found: Any) -> None:
-        if found is not None and version_of(found) != SCHEMA_VERSION:
-            raise SchemaMismatch(self.name, version_of(found), SCHEMA_VERSION)
 
 
 class RedisCheckpointer(FullHandle[MessageT]):

@@ -15,7 +15,7 @@ PRODUCED = {
         "test_the_check_follows_every_key": ["has lost its key"],
         "test_the_check_of_the_engine_finds_damage": ["damaged"],
         "test_advice_is_given": ["`durability=normal`", "other users can read"],
-        "test_a_replica_is_named_as_one": ["is a replica of …"],
+        "test_a_replica_is_named_as_one": ["`READONLY`"],
         "test_a_place_that_is_weak_and_nearly_full_is_a_finding": [
             "a full disk refuses every write"
         ],

@@ -287,24 +287,10 @@ async def test_a_failover_behind_the_address_is_followed(servers: Servers) -> No
         assert await asyncio.gather(*written) == [2] * 20
 
 
-@pytest.mark.parametrize(
-    ("settings", "rules", "words"),
-    [
-        ({}, "", r"a replica of 127\.0\.0\.1:{port} .*URL of the primary"),
-        # It takes writes, and loses them when it next copies its primary.
-        ({"replica-read-only": "no"}, "", r"a replica of 127\.0\.0\.1:{port} "),
-        ({}, "-info", "READONLY.*replica"),
-    ],
-    ids=["read-only", "writable", "without INFO"],
-)
-async def test_a_replica_is_refused(
-    servers: Servers, settings: dict[str, str], rules: str, words: str
-) -> None:
-    """Its reads lag without end; the message says where its primary is."""
+async def test_a_replica_is_refused(servers: Servers) -> None:
+    """Its reads lag without end; the message says what to write."""
     first = servers()
-    users = [f"user agent on >password ~* +@all {rules}"]
-    link = {"replicaof": f"127.0.0.1 {first.port}"}
-    second = servers(users=users, settings={**link, **settings})
+    second = servers(settings={"replicaof": f"127.0.0.1 {first.port}"})
 
     async with Store(first.url) as cp, Redis.from_url(second.url) as raw:
         await cp.append("t", [{}])
@@ -313,19 +299,18 @@ async def test_a_replica_is_refused(
             continue
 
         before = await raw.dbsize()
-        url = f"redis://agent:password@127.0.0.1:{second.port}"
 
         with pytest.raises(
-            BackendUnavailable, match=words.replace("{port}", str(first.port))
+            BackendUnavailable, match=r"READONLY.*URL of the primary"
         ) as caught:
-            async with Store(url):
+            async with Store(second.url):
                 pytest.fail("it opened")
 
         assert caught.value.rejected
         assert await raw.dbsize() == before
         await raw.replicaof("NO", "ONE")
 
-        async with Store(url) as promoted:
+        async with Store(second.url) as promoted:
             assert await promoted.append("t", [{}], expected_version=1) == 2
 
 
