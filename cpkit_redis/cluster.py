@@ -1,15 +1,9 @@
 """Agent state in a Redis Cluster; ``docs/drivers.md`` is the manual.
 
-A store is in the slot of its prefix, so it is on one node, as on a single server: the
-same operations, round trips and atomicity. A failover loses the last acknowledged
-writes, because a node answers before its replicas have them.
-
-The URL is ``redis+cluster://user:password@host:6379,host:6379`` with one or more of
-the nodes, or ``rediss+cluster://`` (TLS). The user needs the permissions that
+A store is in the slot of its prefix, so it is on one node, as on a single server. The
+URL is ``redis+cluster://user:password@host:6379,host:6379`` with one or more of the
+nodes, or ``rediss+cluster://`` (TLS). The user needs the permissions that
 `cpkit_redis.store` lists, and ``+cluster|slots``, on every node.
-
-While the slot moves to another node, all operations wait, up to ``connect_timeout``:
-both nodes refuse a script while one of them has a part of its keys.
 """
 
 from __future__ import annotations
@@ -22,14 +16,14 @@ from typing import Any, TypeAlias
 from pydantic import Field
 from redis.asyncio import ConnectionPool
 from redis.crc import key_slot
-from redis.exceptions import ResponseError
+from redis.exceptions import AskError, ClusterDownError
 
-from cpkit.driver import Heard, StoreFailure
+from cpkit.driver import Fate, Heard, StoreFailure
 from cpkit.errors import InvalidURL
 from cpkit.records import Survives
 from cpkit.registry import redacted
 from cpkit_redis.address import pool_of
-from cpkit_redis.errors import MOVING, code_of, failure
+from cpkit_redis.errors import failure
 from cpkit_redis.server import Server
 from cpkit_redis.store import RedisOptions, RedisStore
 
@@ -74,7 +68,10 @@ class Nodes(Server):
         super().__init__(pools[0], options.pool_size)
         self._connect = self._connect_to_node
         self._slot = slot
-        self._seeds = [_place_of(pool) for pool in pools]
+        settings = [pool.connection_kwargs for pool in pools]
+        self._seeds = [
+            (one.get("host", "localhost"), one.get("port", 6379)) for one in settings
+        ]
         self._known = self._seeds
         self.name = ",".join(f"{host}:{port}" for host, port in self._seeds)
         # The node that has the slot; ``None`` if the map of slots must be read first.
@@ -88,13 +85,9 @@ class Nodes(Server):
             self._place = None
             raise
 
-        for answer in answers:
-            if isinstance(answer, ResponseError):
-                failed = failure(answer)
-
-                if code_of(failed.reason) in MOVING:
-                    self._place = None
-                    raise StoreFailure("not sent", failed.reason)
+        # Of the first one MOVED is a subclass.
+        if any(isinstance(one, (AskError, ClusterDownError)) for one in answers):
+            self._place = None
 
         return answers
 
@@ -131,10 +124,8 @@ class Nodes(Server):
             except (StoreFailure, TimeoutError) as exc:
                 failed = failure(exc)
 
-        if failed.fate == "rejected":
-            raise failed
-
-        raise StoreFailure("not sent", failed.reason)
+        fate: Fate = "rejected" if failed.fate == "rejected" else "not sent"
+        raise StoreFailure(fate, failed.reason)
 
     async def _owner(self, place: Address) -> Address:
         """Return the node that has the slot, as the node at ``place`` says."""
@@ -167,11 +158,6 @@ class Nodes(Server):
 
         self._known = [*known]
         return owner
-
-
-def _place_of(pool: ConnectionPool) -> Address:
-    settings = pool.connection_kwargs
-    return settings.get("host", "localhost"), settings.get("port", 6379)
 
 
 def _seed_pools(url: str, size: int, timeout: float) -> list[ConnectionPool]:

@@ -17,11 +17,6 @@ CLIENT_ERRORS = (redis.RedisError, OSError)
 UNWRITABLE = frozenset({"MISCONF", "NOREPLICAS", "OOM"})
 """Codes of a primary that refuses all writes for now."""
 
-MOVING = frozenset("ASK CLUSTERDOWN MASTERDOWN MOVED READONLY TRYAGAIN".split())
-"""Codes of a cluster's node that ran nothing: another node has the slot, or none."""
-
-NO_CLUSTER = "the server is part of a cluster: write redis+cluster://host:port"
-
 # Settings that name a file.
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
@@ -42,8 +37,6 @@ _CODES: dict[type[redis.RedisError], str] = {
     redis.MasterDownError: "MASTERDOWN",
     redis.MovedError: "MOVED",
     redis.NoPermissionError: "NOPERM",
-    redis.OutOfMemoryError: "OOM",
-    redis.ReadOnlyError: "READONLY",
     redis.TryAgainError: "TRYAGAIN",
 }
 
@@ -51,15 +44,14 @@ _CODES: dict[type[redis.RedisError], str] = {
 # "-" too (Redis 6.2).
 _CODE = re.compile(r"(?:^|: )-?([A-Z]{2,}) ")
 
-# Codes of a server that will soon run commands again. BUSY: another client's script
-# takes long.
-_SOON = frozenset({"BUSY", "LOADING", "MASTERDOWN", "TRYAGAIN"})
+# Codes of a server that runs commands again soon (BUSY: another client's script takes
+# long), and of a cluster's node when another one has the slot, or none.
+_SOON = frozenset("ASK BUSY CLUSTERDOWN LOADING MASTERDOWN MOVED TRYAGAIN".split())
 
 _ADVICE = {
     "LOST": "other keys may be lost too: restore a backup, or SET it to 1 to go on "
     "with what is left",
     "MISCONF": "the server cannot write to its disk",
-    "MOVED": NO_CLUSTER,
     "NOPERM": "the manual of cpkit_redis.store lists the permissions that are needed",
     "OOM": "the server is at its maxmemory",
     "READONLY": "the server is a replica: write the URL of the primary",

@@ -69,7 +69,7 @@ from cpkit.errors import CorruptThread, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit_redis.address import URL_OPTIONS, name_of, pool_of
 from cpkit_redis.durability import SETTINGS, durability_of
-from cpkit_redis.errors import NO_CLUSTER, UNWRITABLE, code_of, failure, refusal
+from cpkit_redis.errors import UNWRITABLE, code_of, failure, refusal
 from cpkit_redis.operations import SCRIPT, SHA, operation, outcome
 from cpkit_redis.schema import (
     SCHEMA_VERSION,
@@ -152,10 +152,10 @@ class RedisStore:
         finally:
             await store.close()
 
-        if found is None or isinstance(found, Exception):
-            return None if found else StoreInfo(exists=False)
+        if isinstance(found, Exception):
+            return None
 
-        return StoreInfo(exists=True, version=version_of(found))
+        return StoreInfo(found is not None, found and version_of(found))
 
     async def open(self) -> None:
         # Nothing is written before it is certain that the server can be used.
@@ -176,7 +176,8 @@ class RedisStore:
                 config[name] = answer[1].decode()
 
         if info.get("redis_mode") == "cluster" and not self._in_cluster:
-            raise StoreFailure("rejected", NO_CLUSTER)
+            reason = "the server is part of a cluster: write redis+cluster://host:port"
+            raise StoreFailure("rejected", reason)
 
         if isinstance(found, Exception):
             raise failure(found) from found
