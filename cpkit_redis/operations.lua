@@ -50,6 +50,13 @@ local function corrupt(what)
   error('CORRUPT ' .. what, 0)
 end
 
+-- End an operation, before it writes, unless a version is the expected one; '' is any.
+local function expect(expected, version)
+  if expected ~= '' and tonumber(expected) ~= version then
+    error({'conflict', version})
+  end
+end
+
 -- Call a command with the lines of a text, if it has any, as its last arguments.
 local function write_lines(command, key, text)
   local lines, at, answer = {}, text ~= '' and 1, nil
@@ -130,16 +137,11 @@ local operations = {}
 -- ``expected`` is a version, or '' for any.
 function operations.append(thread, expected, messages, items)
   local updated, first = state_of(thread)
-  local version = nil
+  local version = (expected ~= '' or messages == '') and version_of(thread, first)
+  expect(expected, version)
 
-  if expected ~= '' or messages == '' then
-    version = version_of(thread, first)
-
-    if expected ~= '' and tonumber(expected) ~= version then
-      return {'conflict', version}
-    elseif messages == '' and items == '' then
-      return version
-    end
+  if messages == '' and items == '' then
+    return version
   end
 
   local length = write_lines('RPUSH', key_of('m', thread), messages)
@@ -201,13 +203,8 @@ end
 
 -- ``forget`` is '1' to remove the calls too, and so to free their keys.
 function operations.erase(thread, forget, expected)
-  local version = version_of(thread)
-
-  if expected ~= '' and tonumber(expected) ~= version then
-    return {'conflict', version}
-  end
-
   local erased = {}
+  expect(expected, version_of(thread))
 
   for kind in string.gmatch('pc', '.') do
     local calls = call('HGETALL', key_of(kind, thread))
@@ -245,10 +242,9 @@ function operations.trim(thread, before, expected)
   local _, first = state_of(thread)
   local version = version_of(thread, first)
   local removed = math.max(0, math.min(tonumber(before), version) - first)
+  expect(expected, version)
 
-  if expected ~= '' and tonumber(expected) ~= version then
-    return {'conflict', version}
-  elseif removed > 0 then
+  if removed > 0 then
     -- The first one is what a server without memory takes.
     write('LTRIM', key_of('m', thread), removed, -1)
     write('HSET', key_of('t', thread), 'first', first + removed)
@@ -259,19 +255,14 @@ end
 
 -- Erase the calls with an outcome from before a time, and return how many.
 function operations.erase_calls(thread, before, expected)
-  local version, erased, limit = version_of(thread), 0, tonumber(before)
-
-  if expected ~= '' and tonumber(expected) ~= version then
-    return {'conflict', version}
-  end
-
-  local calls = call('HGETALL', key_of('c', thread))
+  local calls, erased = call('HGETALL', key_of('c', thread)), 0
+  expect(expected, version_of(thread))
 
   for at = 1, #calls, 2 do
     local fields = parse(calls[at + 1])
     local ended = tonumber(fields.resolved)
 
-    if ended and ended < limit and calls[at + 1] ~= fields.kept then
+    if ended and ended < tonumber(before) and calls[at + 1] ~= fields.kept then
       write('HSET', key_of('c', thread), calls[at], fields.kept)
       erased = erased + 1
     end
@@ -280,9 +271,9 @@ function operations.erase_calls(thread, before, expected)
   return erased
 end
 
--- Return what does not allow a restored call to have its attempt of its key: all attempts
--- differ, and all but the newest have failed.
-local function obstacle(fields)
+-- End an operation, before it writes, unless a restored call may have its attempt of its
+-- key: all attempts differ, and all but the newest have failed.
+local function expect_free(fields)
   local last, newest = newest_of(fields.key)
 
   if newest then
@@ -290,7 +281,7 @@ local function obstacle(fields)
     local older = last < tonumber(fields.attempt) and parse(newest[4]) or fields
 
     if same[1] or older.status ~= 'failed' then
-      return {'held', fields.key, newest[2]}
+      error({'held', fields.key, newest[2]})
     end
   end
 end
@@ -306,12 +297,7 @@ function operations.restore(thread, created, updated, messages, items, texts, fi
 
   for call_id, record in string.gmatch(texts, CALL) do
     local fields = parse(record)
-    local held = obstacle(fields)
-
-    if held then
-      return held
-    end
-
+    expect_free(fields)
     calls[#calls + 1] = {call_id, record, fields}
   end
 
@@ -429,22 +415,22 @@ local ARGUMENTS = {
 }
 local outcomes, at = {}, 2
 
-local done, refusal = pcall(function()
-  if ARGV[1] ~= '' and call('GET', SCHEMA) ~= ARGV[1] then
-    error('VANISHED ' .. SCHEMA .. ' is not what it was', 0)
+if ARGV[1] ~= '' and call('GET', SCHEMA) ~= ARGV[1] then
+  return {'failed', 'VANISHED ' .. SCHEMA .. ' is not what it was', 0, 0}
+end
+
+while ARGV[at] do
+  local name, last = ARGV[at], at + ARGUMENTS[ARGV[at]]
+  local done, outcome = pcall(operations[name], unpack(ARGV, at + 1, last))
+
+  if not done and not outcome[1] then
+    -- Redis 7 raises a table, Redis 6.2 a string.
+    local text = type(outcome) == 'table' and outcome.err or outcome
+    return {'failed', text, #outcomes, has_written and 1 or 0}
   end
 
-  while ARGV[at] do
-    local name, last = ARGV[at], at + ARGUMENTS[ARGV[at]]
-    outcomes[#outcomes + 1] = operations[name](unpack(ARGV, at + 1, last))
-    at = last + 1
-  end
-end)
-
-if not done then
-  -- Redis 7 raises a table, Redis 6.2 a string.
-  local text = type(refusal) == 'table' and refusal.err or refusal
-  return {'failed', text, #outcomes, has_written and 1 or 0}
+  outcomes[#outcomes + 1] = outcome
+  at = last + 1
 end
 
 return outcomes
