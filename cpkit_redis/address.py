@@ -9,7 +9,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
@@ -31,12 +30,23 @@ _KEEPALIVE = {
 }
 
 
-def pool_of(where: str | Redis, size: int, connect_timeout: float) -> ConnectionPool:
+def pool_of(where: Any, size: int, connect_timeout: float) -> ConnectionPool:
     """Return a pool for one store, of connections that repeat nothing by themselves.
 
     Of a client it takes the settings; the client's own connections are not used.
     """
-    theirs = _pool_of_url(where) if isinstance(where, str) else _pool_of_client(where)
+    if isinstance(where, str):
+        theirs = _pool_of_url(where)
+    elif isinstance(where, Redis):
+        theirs = where.connection_pool
+    else:
+        what = type(where).__name__
+        raise TypeError(f"expected a URL or a redis.asyncio.Redis, not {what}")
+
+    # JSON texts and ids are bytes to the driver.
+    if theirs.connection_kwargs.get("decode_responses"):
+        raise ValueError("create the client with decode_responses=False")
+
     settings = {
         name: value
         for name, value in theirs.connection_kwargs.items()
@@ -64,7 +74,7 @@ def pool_of(where: str | Redis, size: int, connect_timeout: float) -> Connection
     return ConnectionPool(theirs.connection_class, size, **settings)
 
 
-def name_of(where: str | Redis, pool: ConnectionPool) -> str:
+def name_of(pool: ConnectionPool) -> str:
     """Return the server's address for people to read, without a password."""
     settings = pool.connection_kwargs
     database = settings.get("db") or 0
@@ -72,30 +82,13 @@ def name_of(where: str | Redis, pool: ConnectionPool) -> str:
     if "path" in settings:
         return f"redis+unix://{settings['path']}?db={database}"
 
-    theirs = where.connection_pool if isinstance(where, Redis) else None
-
-    if isinstance(theirs, SentinelConnectionPool):
-        return f"redis+sentinel://{theirs.service_name}/{database}"
+    if sentinel := settings.get("connection_pool"):
+        return f"redis+sentinel://{sentinel.service_name}/{database}"
 
     host, port = settings.get("host", "localhost"), settings.get("port", 6379)
     host = f"[{host}]" if ":" in host else host
     scheme = "rediss" if issubclass(pool.connection_class, SSLConnection) else "redis"
     return f"{scheme}://{host}:{port}/{database}"
-
-
-def _pool_of_client(client: Any) -> ConnectionPool:
-    if not isinstance(client, Redis):
-        raise TypeError(
-            f"expected a URL or a redis.asyncio.Redis, not {type(client).__name__}"
-        )
-
-    pool: ConnectionPool = client.connection_pool
-
-    # JSON texts and ids are bytes to the driver.
-    if pool.connection_kwargs.get("decode_responses"):
-        raise ValueError("create the client with decode_responses=False")
-
-    return pool
 
 
 def _pool_of_url(url: str) -> ConnectionPool:
@@ -128,13 +121,12 @@ def _pool_of_url(url: str) -> ConnectionPool:
             "in a password '/' is %2F, '#' is %23 and '?' is %3F"
         ) from None
 
-    if scheme == "redis+unix":
-        if parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
-            raise InvalidURL(f"{shown}: a socket's path has three slashes")
+    host, is_socket = parts.netloc.rpartition("@")[2], scheme == "redis+unix"
 
-        return pool
+    if is_socket and (host or not parts.path.strip("/")):
+        raise InvalidURL(f"{shown}: a socket's path has three slashes")
 
-    if not re.fullmatch(r"/?\d*", parts.path):
+    if not (is_socket or re.fullmatch(r"/?\d*", parts.path)):
         raise InvalidURL(f"{shown}: the path is the number of a database, or empty")
 
     return pool

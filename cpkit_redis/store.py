@@ -133,7 +133,7 @@ class RedisStore:
     def _connect(self, where: Any, options: RedisOptions) -> tuple[Server, str]:
         """Return what sends commands, and the address for people to read."""
         pool = pool_of(where, options.pool_size, options.connect_timeout)
-        return Server(pool, options.pool_size), name_of(where, pool)
+        return Server(pool, options.pool_size), name_of(pool)
 
     @classmethod
     def from_url(cls, url: str, options: RedisOptions) -> RedisStore:
