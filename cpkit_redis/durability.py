@@ -5,6 +5,7 @@ Sources: redis.io, "Redis persistence", "Key eviction" and "Redis replication".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from cpkit.records import Durability, Survives
@@ -34,6 +35,14 @@ _LOSSES = {
     "it into redis.conf, and run redis-check-aof --fix if the server then refuses to "
     "start",
 }
+
+# While a file that was just switched on is written for the first time, nothing is in
+# it. INFO says no more than that a file is being written.
+_REWRITE = (
+    "the server rewrites its append-only file: if that was switched on just now, a "
+    "restart loses everything until the rewrite ends (INFO: aof_rewrite_in_progress:0, "
+    "aof_rewrite_scheduled:0): open the store again then"
+)
 
 
 def durability_of(
@@ -72,6 +81,11 @@ def durability_of(
             loss for (name, text), loss in _LOSSES.items() if settings.get(name) == text
         ]
         survives = Survives.PROCESS if advice else Survives.MACHINE
+        rewrites = "aof_rewrite_in_progress", "aof_rewrite_scheduled"
+
+        if "1" in map(info.get, rewrites):
+            survives = Survives.NONE
+            advice.append(_REWRITE)
 
     # The volatile policies evict only keys that expire.
     if not policy:
@@ -97,6 +111,16 @@ def durability_of(
             f"the server uses {used} of its {limit} bytes (maxmemory): it refuses "
             "writes when they are used up: CONFIG SET maxmemory to more"
         )
+
+    for name, state in info.items():
+        if re.fullmatch(r"slave\d+", name):
+            link = dict(one.split("=", 1) for one in state.split(","))
+
+            if link["state"] != "online" or int(link["lag"]) > 10:
+                advice.append(
+                    f"the replica {link['ip']}:{link['port']} does not follow "
+                    f"(state {link['state']}, {link['lag']} s behind): see its log"
+                )
 
     if in_cluster:
         # The replica takes over while the killed node still has its file.

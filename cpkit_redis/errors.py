@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,11 @@ UNWRITABLE = frozenset({"MISCONF", "NOREPLICAS", "OOM"})
 
 # Settings that name a file.
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+
+# Not their subclasses: the other end hung up, as a server that stops does.
+_TLS_FAULTS = (ssl.SSLError, ssl.SSLCertVerificationError)
+# Where TLS has files to read; a Unix socket may be missing because its server is.
+_FILE_FAULTS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 # The server answered instead of running the command. redis-py counts some of these
 # answers as errors of the connection.
@@ -79,12 +85,27 @@ def failure(error: Exception | str) -> StoreFailure:
 
 
 def not_connected(error: Exception, settings: Mapping[str, Any]) -> StoreFailure:
-    """Return why there is no connection; ``settings`` are those of the connection."""
+    """Return why there is no connection; a fault of this machine is ``"rejected"``.
+
+    ``settings`` are those of the connection.
+    """
     used = ", ".join(f"{one}={settings[one]}" for one in _FILES if settings.get(one))
     reason = str(error).rstrip(".") or type(error).__name__
-    reason += f" ({used})" if used else ""
-    doubt = "is the server running, with TLS for rediss:// and without for redis://?"
-    return StoreFailure("not sent", f"{reason}; {doubt}")
+    causes: list[BaseException] = [error]
+
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+
+    if any(type(one) in (_FILE_FAULTS if used else ()) + _TLS_FAULTS for one in causes):
+        return StoreFailure("rejected", f"{reason} ({used or 'no ssl_ca_certs'})")
+
+    if any(isinstance(one, PermissionError) for one in causes):  # of a socket
+        return StoreFailure("rejected", reason)
+
+    # Something is there, and hangs up or does not answer.
+    is_there = not re.match("Error .* connecting to ", reason)
+    doubt = ", with TLS for rediss:// and without for redis://" if is_there else ""
+    return StoreFailure("not sent", f"{reason}; is the server running{doubt}?")
 
 
 def refusal(error: Exception | str, thread_id: str) -> StoreFailure | CorruptThread:

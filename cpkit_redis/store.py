@@ -179,6 +179,16 @@ class RedisStore:
             reason = "the server is part of a cluster: write redis+cluster://host:port"
             raise StoreFailure("rejected", reason)
 
+        # Its reads lag, without end if its link is down. If it takes writes, they are
+        # lost when it next copies its primary.
+        if info.get("role") == "slave":
+            primary = f"{info.get('master_host')}:{info.get('master_port')}"
+            raise StoreFailure(
+                "rejected",
+                f"the server is a replica of {primary} (its link is "
+                f"{info.get('master_link_status')}): write the URL of the primary",
+            )
+
         if isinstance(found, Exception):
             raise failure(found) from found
 

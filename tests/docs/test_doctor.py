@@ -15,7 +15,7 @@ PRODUCED = {
         "test_the_check_follows_every_key": ["has lost its key"],
         "test_the_check_of_the_engine_finds_damage": ["damaged"],
         "test_advice_is_given": ["`durability=normal`", "other users can read"],
-        "test_a_replica_is_named_as_one": ["`READONLY`"],
+        "test_a_replica_is_named_as_one": ["is a replica of …"],
         "test_a_place_that_is_weak_and_nearly_full_is_a_finding": [
             "a full disk refuses every write"
         ],
@@ -97,8 +97,14 @@ PRODUCED = {
             "may keep half of a transaction",
             "evicts any key when its memory is full",
         ],
+        "test_a_file_that_was_just_switched_on_is_not_there_yet": [
+            "the server rewrites its append-only file"
+        ],
         "test_evicted_keys_are_mentioned": ["has evicted N keys"],
         "test_little_memory_is_mentioned": ["uses N of its M bytes"],
+        "test_a_replica_that_does_not_follow_is_mentioned": [
+            "the replica … does not follow"
+        ],
         "test_replicas_are_mentioned": ["a failover … can lose acknowledged writes"],
         "test_unreadable_settings_are_mentioned": ["could not be read"],
     },

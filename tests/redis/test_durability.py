@@ -76,6 +76,41 @@ async def test_durability_follows_the_settings(
         assert words in cp.durability.words
 
 
+@pytest.mark.parametrize("waits_for_snapshot", [False, True])
+async def test_a_file_that_was_just_switched_on_is_not_there_yet(
+    servers: Callable[..., RedisServer], waits_for_snapshot: bool
+) -> None:
+    """Until its first rewrite ends, a restart loses everything."""
+    server = servers(appendonly=False, appendfsync="always")
+
+    async with Redis.from_url(server.url) as raw:
+        await raw.set("other", 1)
+        await raw.config_set("rdb-key-save-delay", 60_000_000)  # microseconds
+
+        if waits_for_snapshot:
+            await raw.bgsave()
+
+        await raw.config_set("appendonly", "yes")
+
+        async with Store(server.url) as cp:
+            assert cp.durability.survives == "none"
+            assert "a restart loses everything until the rewrite" in cp.durability.words
+
+        await raw.config_set("appendonly", "no")
+        await raw.config_set("rdb-key-save-delay", 0)
+
+        if waits_for_snapshot:
+            return  # it goes on with the delay that it began with
+
+        await raw.config_set("appendonly", "yes")
+
+        while (await raw.info("persistence"))["aof_rewrite_in_progress"]:
+            continue
+
+        async with Store(server.url) as cp:
+            assert cp.durability.survives == "machine"
+
+
 async def test_evicted_keys_are_mentioned(server: RedisServer) -> None:
     """Also when the policy is a safe one again."""
     async with Redis.from_url(server.url) as raw:
@@ -106,6 +141,22 @@ async def test_little_memory_is_mentioned(server: RedisServer) -> None:
 
             async with Store(server.url) as cp:
                 assert ("to more" in cp.durability.words) == is_told
+
+
+async def test_a_replica_that_does_not_follow_is_mentioned(
+    servers: Callable[..., RedisServer],
+) -> None:
+    """It is not a replacement for the server."""
+    first = servers(settings={"repl-diskless-sync-delay": "600"})
+    second = servers(settings={"replicaof": f"127.0.0.1 {first.port}"})
+
+    async with Redis.from_url(first.url) as raw:
+        while "slave0" not in await raw.info("replication"):
+            continue
+
+    async with Store(first.url) as cp:
+        words = f"127.0.0.1:{second.port} does not follow (state wait_bgsave"
+        assert words in cp.durability.words
 
 
 async def test_replicas_are_mentioned(servers: Callable[..., RedisServer]) -> None:

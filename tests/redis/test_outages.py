@@ -287,10 +287,24 @@ async def test_a_failover_behind_the_address_is_followed(servers: Servers) -> No
         assert await asyncio.gather(*written) == [2] * 20
 
 
-async def test_a_replica_is_refused(servers: Servers) -> None:
-    """Its reads lag without end; the message says what to write."""
+@pytest.mark.parametrize(
+    ("settings", "rules", "words"),
+    [
+        ({}, "", r"a replica of 127\.0\.0\.1:{port} .*URL of the primary"),
+        # It takes writes, and loses them when it next copies its primary.
+        ({"replica-read-only": "no"}, "", r"a replica of 127\.0\.0\.1:{port} "),
+        ({}, "-info", "READONLY.*replica"),
+    ],
+    ids=["read-only", "writable", "without INFO"],
+)
+async def test_a_replica_is_refused(
+    servers: Servers, settings: dict[str, str], rules: str, words: str
+) -> None:
+    """Its reads lag without end; the message says where its primary is."""
     first = servers()
-    second = servers(settings={"replicaof": f"127.0.0.1 {first.port}"})
+    users = [f"user agent on >password ~* +@all {rules}"]
+    link = {"replicaof": f"127.0.0.1 {first.port}"}
+    second = servers(users=users, settings={**link, **settings})
 
     async with Store(first.url) as cp, Redis.from_url(second.url) as raw:
         await cp.append("t", [{}])
@@ -299,18 +313,19 @@ async def test_a_replica_is_refused(servers: Servers) -> None:
             continue
 
         before = await raw.dbsize()
+        url = f"redis://agent:password@127.0.0.1:{second.port}"
 
         with pytest.raises(
-            BackendUnavailable, match=r"READONLY.*URL of the primary"
+            BackendUnavailable, match=words.replace("{port}", str(first.port))
         ) as caught:
-            async with Store(second.url):
+            async with Store(url):
                 pytest.fail("it opened")
 
         assert caught.value.rejected
         assert await raw.dbsize() == before
         await raw.replicaof("NO", "ONE")
 
-        async with Store(second.url) as promoted:
+        async with Store(url) as promoted:
             assert await promoted.append("t", [{}], expected_version=1) == 2
 
 
