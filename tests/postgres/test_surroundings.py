@@ -9,7 +9,6 @@ import asyncpg
 import pytest
 
 from cpkit import BackendUnavailable, Survives, ToolCall
-from cpkit.registry import examine_store
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import MakeStore
 from tests.postgres.proxy import Proxy
@@ -123,12 +122,7 @@ async def test_row_level_security_behind_a_pooler(
     clerks_store: str, store: MakeStore, schema: str, raw: asyncpg.Connection
 ) -> None:
     """A pooler takes no settings of a session, but the role's hold behind it."""
-    for is_set in (False, True):
-        with PgBouncer(clerks_store) as pooler:
-            found = await examine_store(f"{pooler.url}?schema={schema}", whole=False)
-            assert ("row_security = off" in " ".join(found.advice)) is not is_set
-
-        await raw.execute("ALTER ROLE clerk SET row_security = off")
+    await raw.execute("ALTER ROLE clerk SET row_security = off")
 
     with PgBouncer(clerks_store) as pooler:
         async with store(pooler.url) as cp:
