@@ -7,32 +7,34 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
+from hashlib import sha256
+from time import monotonic
 from typing import Any, NoReturn, TypeAlias
 from urllib.parse import parse_qsl
 
 import asyncpg
 
-from cpkit.driver import StoreFailure, is_late
+from cpkit.driver import Heard, StoreFailure, is_late
 from cpkit.driver.writes import Fate
 from cpkit.errors import InvalidURL
+from cpkit_postgres import queries
 from cpkit_postgres.errors import (
     CLIENT_ERRORS,
-    NAME_TAKEN,
     failure,
     is_refused_setting,
     is_usable_after,
-    sqlstate,
 )
-from cpkit_postgres.local import local_fault
 from cpkit_postgres.options import PostgresOptions, next_host_first
-from cpkit_postgres.queries import filled
 
 Record: TypeAlias = asyncpg.Record
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 Fetch: TypeAlias = Callable[..., Awaitable[list[Record]]]
 
-# Seconds between two sweeps. A firewall may forget a connection after four minutes.
-_IDLE_LIMIT = 90.0
+# Seconds. A firewall may forget a connection that was idle for four minutes.
+_IDLE_LIMIT = 120.0
+# Seconds between two looks whether a connection still listens, and for one look.
+_LOOK_EVERY = 10.0
+_LOOK_TIMEOUT = 5.0
 # A process that is stopped inside a transaction holds locks for as long as this.
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 
@@ -42,7 +44,7 @@ class Connections:
 
     Those of a URL wait in a list of its own, because asyncpg's pool takes 180
     Python-level calls to give one out and to take it back, and a whole statement takes
-    75. A timer closes those that were not used for 90 to 180 seconds.
+    75. One that was idle for two minutes is not used again.
 
     ``pooler`` becomes "transaction" where a pooler is found in between: it may give
     each transaction another server connection. asyncpg gives statements the same names
@@ -52,22 +54,19 @@ class Connections:
     def __init__(self, where: str | Pool, name: str, options: PostgresOptions) -> None:
         self.name = name
         self.schema = options.schema
+        self.pooler = options.pooler
+        # A name may have 63 bytes, as that of the schema.
+        self.channel = f"cpkit_{sha256(options.schema.encode()).hexdigest()[:32]}"
         self._where = where
         self._options = options
-        self.pooler = options.pooler
-        self._text = cache(partial(filled, schema=options.schema))
-        self._idle: list[Any] = []  # used since the last sweep
-        self._resting: list[Any] = []  # idle since the last sweep
-        self._sweep: asyncio.TimerHandle | None = None
+        self._text = cache(partial(queries.filled, schema=options.schema))
+        self._idle: list[tuple[float, Any]] = []  # since when, the newest at the end
         size = options.pool_size if isinstance(where, str) else where.get_max_size()
         self._free = asyncio.Semaphore(size)
 
     async def close(self) -> None:
         """Close the connections that are not the caller's."""
-        if self._sweep is not None:
-            self._sweep.cancel()
-
-        closing = [one.close() for one in (*self._idle, *self._resting)]
+        closing = [connection.close() for _, connection in self._idle]
         await asyncio.gather(*closing, return_exceptions=True)
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
@@ -86,9 +85,10 @@ class Connections:
         """Return the row of a query at opening, and find a pooler by its ``pid``.
 
         The process that the client knows by number is the pooler's then. Until that is
-        known the statement has no name.
+        known the statement has no name. A pool that gives names behind it is refused.
         """
         connection = await self._take()
+        is_own = isinstance(self._where, str)
         is_usable = True
 
         try:
@@ -97,7 +97,12 @@ class Connections:
 
             if self.pooler == "auto" and row["pid"] != connection.get_server_pid():
                 self.pooler = "transaction"
-                is_usable = await self._is_without_names(connection)
+                is_usable = not is_own
+
+                if not is_own and (await connection.prepare("SELECT 1")).get_name():
+                    fault = "a pooler would run statements of other programs"
+                    cure = "pass statement_cache_size=0 to asyncpg.create_pool"
+                    raise StoreFailure("rejected", f"{fault}: {cure}")
         except BaseException as exc:
             await self._fail(connection, exc)
 
@@ -124,40 +129,40 @@ class Connections:
 
         await self._give_back(connection, True)
 
-    async def reserve(self) -> Any:
-        """Return a connection beside the others, which its user closes.
+    async def listen(self, heard: Heard) -> None:
+        """Hear of changes on a connection that serves nothing else.
 
-        ``None`` behind a pooler in transaction mode, and with a caller's pool.
+        Behind a pooler in transaction mode no connection can listen, and a caller's
+        pool may have none to spare. A watch polls there, and after a loss until the
+        next look.
         """
-        can_listen = isinstance(self._where, str) and self.pooler != "transaction"
-        return await self._connect() if can_listen else None
+        if not isinstance(self._where, str) or self.pooler == "transaction":
+            return
 
-    async def _is_without_names(self, connection: Any) -> bool:
-        """Tell whether a connection gives statements no names; refuse such a pool."""
-        if isinstance(self._where, str):
-            return False
+        connection = await self._connect()
 
         try:
-            name = (await connection.prepare("SELECT 1")).get_name()
-        except asyncpg.PostgresError:
-            name = "of a statement that another process left"
+            await connection.add_listener(self.channel, lambda *args: heard(args[-1]))
+            await connection.fetch(queries.LISTENING, self.channel)
+            heard(None)
 
-        if name:
-            fault = "a pooler is in between, and would run statements of other programs"
-            cure = "pass statement_cache_size=0 to asyncpg.create_pool"
-            raise StoreFailure("rejected", f"{fault}: {cure}")
-
-        return True
+            while True:
+                await asyncio.sleep(_LOOK_EVERY)
+                await connection.execute("SELECT 1", timeout=_LOOK_TIMEOUT)
+        except CLIENT_ERRORS as exc:
+            raise failure(exc, "not sent") from exc
+        finally:
+            connection.terminate()
 
     async def _take(self) -> Any:
         """Return a connection that no other operation has."""
         await self._free.acquire()
 
-        if self._idle:
-            return self._idle.pop()
+        if self._idle and monotonic() - self._idle[-1][0] > _IDLE_LIMIT:
+            self._terminate_idle()
 
-        if self._resting:
-            return self._resting.pop()
+        if self._idle:
+            return self._idle.pop()[1]
 
         try:
             return await self._connect()
@@ -170,7 +175,7 @@ class Connections:
         self._free.release()
 
         if is_usable and type(self._where) is str:
-            self._idle.append(connection)
+            self._idle.append((monotonic(), connection))
             return
 
         # The answer is known, and a pool has taken back a connection that was lost.
@@ -186,29 +191,23 @@ class Connections:
         """Give back a connection after a failure, and raise a store's error for it.
 
         If there was no answer, the next operation connects again, also after no answer
-        within ``timeout``: a firewall forgets all idle connections alike. ``lost`` is
-        the fate of a transaction if its connection was lost.
+        within ``timeout``: a server that is gone has left all idle connections alike.
+        ``lost`` is the fate of a transaction if its connection was lost.
         """
         await self._give_back(connection, lost is None and is_usable_after(exc))
         is_answer = isinstance(exc, CLIENT_ERRORS)
 
-        if is_late(exc) and not isinstance(self._where, str):
-            await self._where.expire_connections()
-        elif is_late(exc) or (is_answer and not is_usable_after(exc)):
-            _terminate(self._idle)
-            _terminate(self._resting)
+        if is_late(exc) or (is_answer and not is_usable_after(exc)):
+            self._terminate_idle()
 
         if is_answer:
             raise failure(exc, lost or "unknown") from exc
 
         raise exc
 
-    def _begin_sweep(self) -> None:
-        """Close what was idle since the last sweep, and come back."""
-        _terminate(self._resting)
-        self._resting, self._idle = self._idle, []
-        later = asyncio.get_running_loop().call_later
-        self._sweep = later(_IDLE_LIMIT, self._begin_sweep)
+    def _terminate_idle(self) -> None:
+        while self._idle:
+            self._idle.pop()[1].terminate()
 
     async def _connect(self) -> Any:
         """Return a new connection, or one of the caller's pool.
@@ -222,11 +221,10 @@ class Connections:
             if not isinstance(url, str):
                 return await url.acquire()
 
-            if self._sweep is None:
-                self._begin_sweep()
-
             next_url, hosts = next_host_first(url)
-            given = {*dict(parse_qsl(url.partition("?")[2])), *os.environ}
+            given = dict(parse_qsl(url.partition("?")[2]))
+            # A standby lags behind. The stubs of asyncpg ask for a private enum.
+            role: Any = os.environ.get("PGTARGETSESSIONATTRS", "primary")
             pooled = self.pooler == "transaction"
             settings = {
                 "default_transaction_isolation": "read committed",
@@ -234,7 +232,6 @@ class Connections:
                 "tcp_keepalives_idle": "60",  # so that firewalls do not forget it
                 "statement_timeout": f"{self._options.timeout * 1000:.0f}",
             }
-            chosen = given & {"target_session_attrs", "PGTARGETSESSIONATTRS"}
             return await asyncpg.connect(
                 url,
                 timeout=self._options.connect_timeout / hosts,
@@ -245,21 +242,17 @@ class Connections:
                 server_settings={
                     one: settings[one] for one in settings.keys() - given if not pooled
                 },
-                # A standby lags behind.
-                target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
+                target_session_attrs=given.get("target_session_attrs", role),
             )
-        except (KeyError, ValueError, OverflowError, *CLIENT_ERRORS) as exc:
-            if fault := await local_fault(str(url), exc):
-                raise StoreFailure("rejected", fault) from exc
-
-            if isinstance(exc, (ValueError, OverflowError)):
+        except (ValueError, OverflowError, *CLIENT_ERRORS) as exc:
+            # An error of TLS is an OSError, and may be a ValueError as well.
+            if isinstance(exc, (ValueError, OverflowError)) and not isinstance(
+                exc, OSError
+            ):
                 # Not chained: the cause would show what was in the URL.
                 raise InvalidURL(f"{self.name}: {exc}") from None
 
-            # asyncpg asks a server before Postgres 14 by a statement for its role.
-            is_pooler = is_refused_setting(exc) or sqlstate(exc) == NAME_TAKEN
-
-            if is_pooler and self.pooler == "auto":
+            if is_refused_setting(exc) and self.pooler == "auto":
                 self.pooler = "transaction"
                 return await self._connect()
 
@@ -267,8 +260,3 @@ class Connections:
                 self._where = next_url
 
             raise failure(exc, "not sent") from exc
-
-
-def _terminate(connections: list[Any]) -> None:
-    while connections:
-        connections.pop().terminate()

@@ -1,4 +1,4 @@
-"""The options of a store on Postgres, and the check of its URL."""
+"""The options of a store on Postgres, and its URL as asyncpg takes it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ _OF_OTHERS = frozenset(
 )
 CLIENT_PARAMETERS |= _OF_OTHERS
 
-_HOST = re.compile(r"(\[[^][]*\]|[^:@/]*)(:[0-9]{0,5})?")
+# Several hosts with commas, each a name, an IPv4 or a bracketed IPv6 address.
+_HOST = r"(\[[^][]*\]|[^:@/?,]*)(:[0-9]{0,5})?"
+_URL = re.compile(
+    rf"(?is)postgres(ql)?://([^@/?]*@)?{_HOST}(,{_HOST})*(/[^@?]*)?(\?.*)?"
+)
 
 
 def _schema_name(name: str) -> str:
@@ -58,36 +62,21 @@ with warnings.catch_warnings():
         pool_size: PositiveInt = 8
 
 
-def check_url(url: str) -> None:
-    """Raise ``InvalidURL`` for a URL that asyncpg would divide in the wrong place.
-
-    What it takes for a host, a port or a database could be a part of the password, and
-    would show in an error.
-    """
-    scheme, slashes, rest = url.partition("://")
-    login, _, place = rest.partition("?")[0].rpartition("@")
-
-    if scheme.lower() not in ("postgresql", "postgres") or not slashes:
-        raise InvalidURL("write postgresql://user:password@host:port/database")
-
-    if "@" in login or "/" in login:
-        raise InvalidURL(
-            "postgresql: in a user name, a password and a database name write '@' as "
-            "%40 and '/' as %2F"
-        )
-
-    if not all(map(_HOST.fullmatch, place.partition("/")[0].split(","))):
-        raise InvalidURL(
-            "postgresql: after the user comes host:port, or several with commas"
-        )
-
-
 def as_pasted(url: str, options: PostgresOptions) -> tuple[str, PostgresOptions]:
     """Return a URL without the parameters of other clients, and the options.
 
     ``pgbouncer=true`` is ``pooler=transaction``, ``ssl=true`` is ``sslmode=require``.
     The authorities of the system are OpenSSL's file, which asyncpg does not look for.
+
+    Raises ``InvalidURL`` where asyncpg would divide the URL in the wrong place: what it
+    takes for a port could be a part of the password, and would show in an error.
     """
+    if not _URL.fullmatch(url):
+        raise InvalidURL(
+            "write postgresql://user:password@host:port/database; in a user name, a "
+            "password and a database name '@' is %40, '/' is %2F and '?' is %3F"
+        )
+
     base, _, query = url.partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
 

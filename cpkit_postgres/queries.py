@@ -335,14 +335,17 @@ UNION ALL
 SELECT thread_id, number, updated_at FROM {schema}.threads WHERE $1 IS NULL
 """
 
-LISTENING = "SELECT pg_advisory_lock_shared($1)"
+# Transactions that notify take one lock of the whole server at their commit. So writes
+# do not notify. The handle that wrote does it later, and only where a process listens,
+# which shows in ``pg_locks``: a connection that listens shares an advisory lock.
+LISTENING = "SELECT pg_advisory_lock_shared(hashtextextended($1, 0))"
 
 ANNOUNCE = """
-SELECT pg_notify($1, thread_id) FROM unnest((SELECT $3::text[])) AS w (thread_id)
+SELECT pg_notify($1, thread_id) FROM unnest((SELECT $2::text[])) AS w (thread_id)
 WHERE EXISTS (
     SELECT FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 1 AND granted
-        AND (classid::bigint << 32) | objid::bigint = $2::bigint
+        AND (classid::bigint << 32) | objid::bigint = hashtextextended($1, 0)
         AND database = (
             SELECT oid FROM pg_database WHERE datname = current_database())
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from importlib.resources import files
-from typing import NamedTuple
 
 from cpkit.driver import StoreFailure, StoreInfo
 from cpkit.errors import SchemaMismatch
@@ -21,15 +20,19 @@ WITH tables AS (
         AND relname IN ('threads', 'messages', 'extra', 'calls', 'schema_version')
 )
 SELECT pg_backend_pid() AS pid,
-    (SELECT string_agg(relname, ', ') FROM tables WHERE row_security_active(oid)),
+    (SELECT string_agg(relname, ', ') FROM tables
+     WHERE row_security_active(oid)) AS hidden,
     (SELECT max(version) FROM {schema}.schema_version
      HAVING min(version) = max(version)) AS version,
-    current_setting('synchronous_commit'), current_setting('fsync'),
-    current_setting('full_page_writes'),
-    (SELECT string_agg(relname, ', ') FROM tables WHERE relpersistence = 'u')
+    current_setting('synchronous_commit') AS synchronous_commit,
+    current_setting('fsync') AS fsync,
+    current_setting('full_page_writes') AS full_page_writes,
+    (SELECT string_agg(relname, ', ') FROM tables
+     WHERE relpersistence = 'u') AS unlogged
 """
-_PID = "SELECT pg_backend_pid() AS pid"
-_HAS_SCHEMA = "SELECT FROM pg_namespace WHERE nspname = $1"
+_IS_MISSING = """
+SELECT pg_backend_pid() AS pid, to_regnamespace(quote_ident($1)) IS NULL AS is_missing
+"""
 _SIZE = """
 SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
 WHERE relnamespace = to_regnamespace(quote_ident($1)) AND relkind = 'r'
@@ -43,34 +46,23 @@ _WEAKER = [
 ]
 
 
-class Settings(NamedTuple):
-    """The server's settings that the store's promises rest on."""
+def durability(settings: dict[str, str]) -> Durability:
+    """What a commit survives (postgresql.org/docs/current/runtime-config-wal)."""
+    if "unlogged" in settings:
+        cure = "ALTER TABLE … SET LOGGED for each of them"
+        advice = f"a crash of the server empties UNLOGGED tables: {cure}"
+        return Durability(Survives.NONE, settings, (advice,))
 
-    synchronous_commit: str
-    fsync: str
-    full_page_writes: str
-    unlogged: str | None = None
-    pooler: str | None = None
+    for name, survives, fault in _WEAKER:
+        if settings[name] == "off":
+            advice = f"{fault}: ALTER SYSTEM SET {name} = on"
+            return Durability(survives, settings, (advice,))
 
-    def durability(self) -> Durability:
-        """What a commit survives (postgresql.org/docs/current/runtime-config-wal)."""
-        settings = {name: value for name, value in self._asdict().items() if value}
-
-        if self.unlogged:
-            cure = "ALTER TABLE … SET LOGGED for each of them"
-            advice = f"a crash of the server empties UNLOGGED tables: {cure}"
-            return Durability(Survives.NONE, settings, (advice,))
-
-        for name, survives, fault in _WEAKER:
-            if settings[name] == "off":
-                advice = f"{fault}: ALTER SYSTEM SET {name} = on"
-                return Durability(survives, settings, (advice,))
-
-        return Durability(Survives.MACHINE, settings)
+    return Durability(Survives.MACHINE, settings)
 
 
-async def open_schema(connections: Connections) -> Settings:
-    """Check the schema, and create it if it is missing.
+async def open_schema(connections: Connections) -> Durability:
+    """Check the schema, create it if it is missing, and return what it survives.
 
     Of processes that create it at the same time one succeeds. The others wait for its
     transaction, fail because something exists, and look again.
@@ -78,23 +70,26 @@ async def open_schema(connections: Connections) -> Settings:
     row = await _settings(connections)
 
     if row is None:
-        await connections.look(_PID)
         await _create(connections)
         row = await _settings(connections)
 
-    # Without a row these tables are not cpkit's.
-    _, hidden, version, *settings = row or [None] * 3
-
-    if hidden:
+    if row and row["hidden"]:
         cure = "ALTER ROLE … BYPASSRLS, or use the owner of the tables"
-        fault = f"row-level security hides rows of {hidden} from this role"
+        fault = f"row-level security hides rows of {row['hidden']} from this role"
         raise StoreFailure("rejected", f"{fault}: {cure}")
 
-    if version != SCHEMA_VERSION:
-        raise SchemaMismatch(connections.name, version, SCHEMA_VERSION)
+    # Without a row these tables are not cpkit's.
+    if row is None or row["version"] != SCHEMA_VERSION:
+        found = row and row["version"]
+        raise SchemaMismatch(connections.name, found, SCHEMA_VERSION)
 
-    pooler = connections.pooler if connections.pooler == "transaction" else None
-    return Settings._make([*settings, pooler])
+    names = [*(name for name, _, _ in _WEAKER), "unlogged"]
+    settings = {name: row[name] for name in names if row[name]}
+
+    if connections.pooler == "transaction":
+        settings["pooler"] = connections.pooler
+
+    return durability(settings)
 
 
 async def inspect(connections: Connections) -> StoreInfo | None:
@@ -125,15 +120,16 @@ async def _settings(connections: Connections) -> Record | None:
 async def _create(connections: Connections) -> None:
     """Create the schema in one transaction, unless another process is faster."""
     script = files("cpkit_postgres").joinpath("schema.sql")
-    statements = (await asyncio.to_thread(script.read_text)).split(";\n")
+    statements = (await asyncio.to_thread(script.read_text)).split(";\n")[:-1]
+    row = await connections.look(_IS_MISSING, connections.schema)
+
+    # IF NOT EXISTS requires the right to create schemas even if it exists.
+    if row["is_missing"]:
+        statements.insert(0, "CREATE SCHEMA {schema}")
 
     try:
         async with connections.transaction() as fetch:
-            # IF NOT EXISTS requires the right to create schemas even if it exists.
-            if not await fetch(_HAS_SCHEMA, connections.schema):
-                await fetch("CREATE SCHEMA {schema}")
-
-            for statement in filter(None, statements):
+            for statement in statements:
                 await fetch(statement)
     except StoreFailure as exc:
         code = sqlstate(exc.__cause__)

@@ -62,16 +62,11 @@ from cpkit.driver import (
 from cpkit.errors import CorruptThread
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import redacted
-from cpkit_postgres import listen, queries, schema
+from cpkit_postgres import queries, schema
 from cpkit_postgres.connections import Connections, Fetch, Pool, Record
 from cpkit_postgres.errors import CANCELLED, sqlstate
 from cpkit_postgres.examine import examine
-from cpkit_postgres.options import (
-    CLIENT_PARAMETERS,
-    PostgresOptions,
-    as_pasted,
-    check_url,
-)
+from cpkit_postgres.options import CLIENT_PARAMETERS, PostgresOptions, as_pasted
 
 __all__ = ["PostgresCheckpointer", "PostgresStore"]
 
@@ -103,7 +98,6 @@ class PostgresStore:
 
     def __init__(self, where: str | Pool, options: PostgresOptions) -> None:
         if isinstance(where, str):
-            check_url(where)
             where, options = as_pasted(where, options)
             place = redacted(where.partition("?")[0])
         else:
@@ -112,7 +106,7 @@ class PostgresStore:
         self.name = f"{place}?schema={quote(options.schema)}"
         self.timeout = options.timeout
         self._connections = Connections(where, self.name, options)
-        self._settings: schema.Settings | None = None
+        self._durability = Durability(Survives.NONE, {})
 
     @classmethod
     def from_url(cls, url: str, options: PostgresOptions) -> PostgresStore:
@@ -128,14 +122,13 @@ class PostgresStore:
         return await examine(cls(url, options)._connections, whole)
 
     async def open(self) -> None:
-        self._settings = await schema.open_schema(self._connections)
+        self._durability = await schema.open_schema(self._connections)
 
     async def close(self) -> None:
         await self._connections.close()
 
     def durability(self) -> Durability:
-        assert self._settings is not None, "the store is open"
-        return self._settings.durability()
+        return self._durability
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
         if len(batch) == 1:
@@ -292,10 +285,12 @@ class PostgresStore:
         return {thread_id: tuple(marker) for thread_id, *marker in rows}
 
     async def announce(self, thread_ids: Sequence[str]) -> bool:
-        return await listen.announce(self._connections, thread_ids)
+        channel = self._connections.channel
+        fetch = self._connections.fetch
+        return bool(await fetch(queries.ANNOUNCE, channel, thread_ids))
 
     async def listen(self, heard: Heard) -> None:
-        await listen.listen(self._connections, heard)
+        await self._connections.listen(heard)
 
 
 class PostgresCheckpointer(SearchingHandle[MessageT]):

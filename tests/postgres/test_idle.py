@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import asyncpg
 import pytest
 
 from conformance.slowdown import slowdown
@@ -54,29 +53,6 @@ async def test_one_failure_retires_the_others(store: MakeStore) -> None:
             assert await cp.append("t", [{}]) == 2
 
 
-async def test_one_failure_retires_those_of_a_callers_pool(store: MakeStore) -> None:
-    """The pool replaces them when they are used next."""
-
-    async def keep(connection: object) -> None:
-        """Leave the connection as it is."""
-
-    async with Firewall(shared_postgres()) as firewall:
-        timeout = 1.0 * slowdown()
-        made = asyncpg.create_pool(firewall.url, min_size=8, max_size=8, reset=keep)
-
-        async with made as pool:
-            async with store(pool, timeout=timeout, notify=False) as cp:
-                await use(cp)
-                firewall.forget()
-
-                with pytest.raises(BackendUnavailable, match="no answer"):
-                    await cp.load("t")
-
-                assert await cp.load("t") is not None
-
-            pool.terminate()
-
-
 async def test_a_cancelled_call_retires_nothing(store: MakeStore) -> None:
     """A caller's cancellation says nothing about the other connections."""
     async with Firewall(shared_postgres()) as firewall:
@@ -96,17 +72,19 @@ async def test_a_cancelled_call_retires_nothing(store: MakeStore) -> None:
             assert firewall.connections == made
 
 
-async def test_an_idle_connection_is_closed(
+async def test_a_connection_that_was_idle_for_long_is_not_used(
     store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while, and the next operation makes a new one."""
-    monkeypatch.setattr(connections, "_IDLE_LIMIT", 0.05)
-
-    async with Proxy(shared_postgres()) as proxy:
-        async with store(proxy.url, notify=False) as cp:
+    """Nor are those that were idle for longer; all of them are closed."""
+    async with Firewall(shared_postgres()) as firewall:
+        async with store(firewall.url, notify=False) as cp:
             await use(cp)
-            await proxy.hung_up()
+            firewall.forget()
+            monkeypatch.setattr(connections, "_IDLE_LIMIT", 0)
             assert await cp.append("t", [{}]) == 2
+            monkeypatch.undo()
+            assert await cp.append("t", [{}]) == 3
+            assert firewall.connections == 9
 
 
 async def test_the_server_keeps_a_connection_alive(store: MakeStore) -> None:

@@ -17,7 +17,7 @@ from cpkit import (
     open_checkpointer,
 )
 from cpkit_postgres import PostgresCheckpointer
-from cpkit_postgres.schema import Settings
+from cpkit_postgres.schema import durability
 from tests.postgres.conftest import MakeStore
 from tests.servers.postgres import PostgresServer, shared_postgres
 
@@ -214,9 +214,14 @@ async def test_durability_without_syncs(
 
 def test_durability_is_that_of_the_worst_setting() -> None:
     """Of several settings the worst one counts."""
-    assert Settings("off", "off", "off").durability().survives is Survives.NONE
-    assert Settings("on", "off", "on").durability().survives is Survives.PROCESS
-    assert Settings("on", "on", "on").durability().survives is Survives.MACHINE
+    for values, survives in (
+        (("off", "off", "off"), Survives.NONE),
+        (("on", "off", "on"), Survives.PROCESS),
+        (("on", "on", "on"), Survives.MACHINE),
+    ):
+        names = "synchronous_commit", "fsync", "full_page_writes"
+        settings = dict(zip(names, values, strict=True))
+        assert durability(settings).survives is survives
 
 
 async def test_a_restore_of_data_alone(

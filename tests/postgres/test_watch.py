@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
+import pytest
 
-from cpkit_postgres import PostgresCheckpointer, PostgresStore
+from cpkit_postgres import PostgresCheckpointer, PostgresStore, connections
 from tests.postgres.conftest import MakeStore
 from tests.servers.postgres import shared_postgres
 
@@ -48,9 +49,11 @@ async def test_a_notification_wakes(store: MakeStore, raw: asyncpg.Connection) -
 
 
 async def test_a_lost_connection_leaves_no_gap(
-    store: MakeStore, raw: asyncpg.Connection
+    store: MakeStore, raw: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What changed while the listening connection was lost is yielded after it."""
+    monkeypatch.setattr(connections, "_LOOK_EVERY", 0.01)
+
     async with store(poll=NEVER) as cp, store() as other:
         async with listening(cp, raw, "t") as changes:
             for n in range(3):
