@@ -17,7 +17,6 @@ CLIENT_ERRORS = (
 
 READ_ONLY = "25006"
 CANCELLED = "57014"  # also by a limit of time
-FORBIDDEN = "42501"
 EXISTS = {"42P06", "42P07", "42710", "23505"}  # a schema, table, type, row
 MISSING = {"3F000", "42P01", "42703"}  # a schema, table, column
 

@@ -36,15 +36,6 @@ async def healthy(store: MakeStore, url: str) -> str:
     return url
 
 
-async def test_unlogged_tables(healthy: str, schema: str, raw: Any) -> None:
-    """They weaken the promise."""
-    await raw.execute(f"ALTER TABLE {schema}.calls SET UNLOGGED")
-    ended = await examined(healthy)
-    assert ended.code == 1
-    assert "unlogged=calls" in ended.out
-    assert "SET LOGGED" in ended.out
-
-
 async def test_a_weaker_promise_is_a_finding(healthy: str) -> None:
     """Also where the URL asks for it."""
     ended = await examined(f"{healthy}&synchronous_commit=off")
@@ -78,21 +69,6 @@ async def test_the_limits_of_the_role(
 
     assert ended.code == 0
     assert f"({limit}=5000ms)" in ended.out
-
-
-async def test_row_level_security_is_named(
-    clerk: str, healthy: str, schema: str, raw: asyncpg.Connection
-) -> None:
-    """The store does not open, and the error has the cure."""
-    await raw.execute(
-        f"GRANT USAGE ON SCHEMA {schema} TO clerk;"
-        f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO clerk;"
-        f"ALTER TABLE {schema}.calls ENABLE ROW LEVEL SECURITY"
-    )
-    ended = await examined(f"{clerk}?schema={schema}")
-    assert ended.code == 3
-    assert "row-level security hides rows of calls" in ended.err
-    assert "BYPASSRLS" in ended.err
 
 
 async def test_sessions_that_are_read_only(

@@ -1,4 +1,4 @@
-"""What other people put around the tables: UNLOGGED, row-level security, triggers."""
+"""What other people put around the tables: row-level security hides rows."""
 
 from __future__ import annotations
 
@@ -8,49 +8,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from cpkit import BackendUnavailable, Survives, ToolCall
+from cpkit import BackendUnavailable, ToolCall
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import MakeStore
 from tests.postgres.proxy import Proxy
 from tests.servers.pgbouncer import PgBouncer
-from tests.servers.postgres import PostgresServer
 
 Store = PostgresCheckpointer[Any]
-
-TABLES = ["threads", "messages", "extra", "calls", "schema_version"]
-
-
-@pytest.mark.parametrize("table", TABLES)
-async def test_an_unlogged_table_survives_nothing(
-    table: str, store: MakeStore, schema: str, raw: asyncpg.Connection
-) -> None:
-    """The durability names the table, and the cure."""
-    async with store() as cp:
-        assert cp.durability.survives is Survives.MACHINE
-
-    await raw.execute(f"ALTER TABLE {schema}.{table} SET UNLOGGED")
-
-    async with store() as cp:
-        assert cp.durability.survives is Survives.NONE
-        assert cp.durability.settings["unlogged"] == table
-        assert "SET LOGGED" in cp.durability.words
-
-
-async def test_an_unlogged_table_is_empty_after_a_crash(
-    server: PostgresServer, schema: str
-) -> None:
-    """Which is why the level is "none": the engine does what its manual says."""
-    async with Store(server.url, schema=schema) as cp:
-        await cp.append("t", [{}])
-
-    admin = await asyncpg.connect(server.url)
-    await admin.execute(f"ALTER TABLE {schema}.threads SET UNLOGGED")
-    admin.terminate()
-    server.kill()
-    server.start()
-
-    async with Store(server.url, schema=schema) as cp:
-        assert await cp.load("t") is None
 
 
 @pytest.fixture
@@ -80,31 +44,10 @@ async def restrict(
     )
 
 
-@pytest.mark.parametrize("table", TABLES)
-async def test_row_level_security_is_refused(
-    table: str, clerks_store: str, store: MakeStore, schema: str, raw: Any
-) -> None:
-    """At opening, for it may hide rows from reads; also by a pool of the caller."""
-    await restrict(raw, f"{schema}.{table}")
-
-    with pytest.raises(
-        BackendUnavailable, match=f"row-level security.*{table}"
-    ) as told:
-        async with store(clerks_store):
-            pass
-
-    assert told.value.rejected
-
-    async with asyncpg.create_pool(clerks_store, min_size=0) as pool:
-        with pytest.raises(BackendUnavailable, match=f"security hides rows of {table}"):
-            async with store(pool):
-                pass
-
-
-async def test_row_level_security_under_an_open_handle(
+async def test_row_level_security(
     clerks_store: str, store: MakeStore, schema: str, raw: asyncpg.Connection
 ) -> None:
-    """Postgres raises in place of hiding rows."""
+    """Postgres raises in place of hiding rows, in an open handle and in a new one."""
     async with store(clerks_store) as cp:
         assert await cp.find_call("k") is not None
         await restrict(raw, f"{schema}.calls")
@@ -114,6 +57,7 @@ async def test_row_level_security_under_an_open_handle(
 
         assert told.value.rejected
 
+    async with store(clerks_store) as cp:
         with pytest.raises(BackendUnavailable, match="row-level security"):
             await cp.record_issued("u", ToolCall("c", "pay", {}, "k"))
 
