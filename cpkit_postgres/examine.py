@@ -25,8 +25,6 @@ _ADVICE = {
     "takes longer ({}): ALTER ROLE … RESET them, or keep them above timeout",
     "checksums": "the server has met {} damaged pages in this database "
     "(checksum_failures): restore a backup, and check the disk",
-    "pooler": "a pooler is in between: each statement takes two round trips, and "
-    "a watch polls; use the server's own address where there is one",
 }
 
 # Reads every row and text, so that a page that cannot be read is met.
@@ -51,8 +49,7 @@ WHERE proname = 'bt_index_check' AND pronargs = 2
 async def examine(connections: Connections, whole: bool) -> Findings:
     """Look around the store, and for damage if it is to be ``whole``."""
     try:
-        around = await connections.look(_AROUND, connections.schema)
-        found = {**around, "pooler": connections.pooler == "transaction"}
+        found = await connections.look(_AROUND, connections.schema)
         advice = [text.format(found[k]) for k, text in _ADVICE.items() if found[k]]
         facts = {"dead rows": str(found["dead"])} if found["dead"] else {}
 

@@ -4,10 +4,8 @@
 
 URL forms
     ``postgresql://user:password@host:port/database`` or ``postgres://…``, with all that
-    asyncpg reads. Options: ``schema`` (``cpkit`` by default, any name), ``pooler``
-    (``transaction`` behind PgBouncer in that mode; ``auto`` finds that out),
-    ``pool_size`` (connections at most), and those of every server. In place of a URL:
-    the caller's `asyncpg.Pool`.
+    asyncpg reads. Options: ``schema``, ``pooler``, ``pool_size``, and those of every
+    server. In place of a URL: the caller's `asyncpg.Pool`.
 
 What is atomic
     A write is one statement, and a statement is a transaction. The appends and merges
@@ -285,9 +283,8 @@ class PostgresStore:
         return {thread_id: tuple(marker) for thread_id, *marker in rows}
 
     async def announce(self, thread_ids: Sequence[str]) -> bool:
-        channel = self._connections.channel
-        fetch = self._connections.fetch
-        return bool(await fetch(queries.ANNOUNCE, channel, thread_ids))
+        to = self._connections
+        return bool(await to.fetch(queries.ANNOUNCE, to.channel, thread_ids))
 
     async def listen(self, heard: Heard) -> None:
         await self._connections.listen(heard)

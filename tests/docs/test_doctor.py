@@ -46,7 +46,6 @@ PRODUCED = {
     },
     "postgres/test_doctor.py": {
         "test_a_weaker_promise_is_a_finding": ["a crash can take the last commits"],
-        "test_a_pooler_in_between": ["a pooler is in between"],
         "test_the_limits_of_the_role": [
             "the role, the database or the server has limits of time"
         ],
