@@ -30,7 +30,8 @@ Record: TypeAlias = asyncpg.Record
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 Fetch: TypeAlias = Callable[..., Awaitable[list[Record]]]
 
-# Seconds. A firewall may forget a connection that was idle for four minutes.
+# Seconds. A firewall may forget a connection that was idle for four minutes, and a
+# server has few. The next operation closes it.
 _IDLE_LIMIT = 120.0
 # Seconds between two looks whether a connection still listens, and for one look.
 _LOOK_EVERY = 10.0
@@ -44,7 +45,7 @@ class Connections:
 
     Those of a URL wait in a list of its own, because asyncpg's pool takes 180
     Python-level calls to give one out and to take it back, and a whole statement takes
-    75. One that was idle for two minutes is not used again.
+    75. The newest is used first, so that the others are closed in time.
 
     ``pooler`` becomes "transaction" where a pooler is found in between: it may give
     each transaction another server connection. asyncpg gives statements the same names
@@ -158,8 +159,8 @@ class Connections:
         """Return a connection that no other operation has."""
         await self._free.acquire()
 
-        if self._idle and monotonic() - self._idle[-1][0] > _IDLE_LIMIT:
-            self._terminate_idle()
+        while self._idle and monotonic() - self._idle[0][0] > _IDLE_LIMIT:
+            self._idle.pop(0)[1].terminate()
 
         if self._idle:
             return self._idle.pop()[1]
