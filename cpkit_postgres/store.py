@@ -283,8 +283,10 @@ class PostgresStore:
         return {thread_id: tuple(marker) for thread_id, *marker in rows}
 
     async def announce(self, thread_ids: Sequence[str]) -> bool:
-        to = self._connections
-        return bool(await to.fetch(queries.ANNOUNCE, to.channel, thread_ids))
+        rows = await self._connections.fetch(
+            queries.ANNOUNCE, self._connections.channel, thread_ids
+        )
+        return bool(rows)
 
     async def listen(self, heard: Heard) -> None:
         await self._connections.listen(heard)
