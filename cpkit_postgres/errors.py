@@ -40,7 +40,10 @@ def failure(exc: BaseException, lost: Fate) -> StoreFailure:
         if isinstance(exc, TimeoutError):
             reason = "no answer within the timeout"
         elif isinstance(exc, OSError) and lost == "not sent":
-            reason += "; is the server running, and can the files of TLS be read?"
+            reason += "; is the server running?"
+
+            if isinstance(exc, (FileNotFoundError, PermissionError)):
+                reason += " Can the files of TLS be read?"
 
         return StoreFailure(lost, reason)
 

@@ -57,7 +57,7 @@ PRODUCED = {
         ],
     },
     "postgres/test_local.py": {
-        "test_a_file_that_is_missing": ["can the files of TLS be read?"],
+        "test_a_file_that_is_missing": ["Can the files of TLS be read?"],
     },
     "postgres/test_pgbouncer.py": {
         "test_a_setting_that_a_pooler_refuses": ["a pooler takes no settings"],

@@ -23,7 +23,7 @@ Store = PostgresCheckpointer[Any]
 @pytest.mark.parametrize("name", ["sslrootcert", "sslcert", "sslcrl"])
 async def test_a_file_that_is_missing(name: str, tmp_path: Path) -> None:
     """asyncpg does not name it, but the error says where to look."""
-    with pytest.raises(BackendUnavailable, match="files of TLS be read"):
+    with pytest.raises(BackendUnavailable, match="Can the files of TLS be read"):
         async with open_checkpointer(
             f"{shared_postgres()}?sslmode=require&{name}={tmp_path}/missing.pem",
             connect_timeout=0.05,
