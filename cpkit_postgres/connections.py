@@ -20,10 +20,13 @@ from cpkit.errors import InvalidURL
 from cpkit_postgres import queries
 from cpkit_postgres.errors import (
     CLIENT_ERRORS,
+    NAME_TAKEN,
     failure,
     is_refused_setting,
     is_usable_after,
+    sqlstate,
 )
+from cpkit_postgres.local import local_fault
 from cpkit_postgres.options import PostgresOptions, next_host_first
 
 Record: TypeAlias = asyncpg.Record
@@ -89,7 +92,6 @@ class Connections:
         known the statement has no name. A pool that gives names behind it is refused.
         """
         connection = await self._take()
-        is_own = isinstance(self._where, str)
         is_usable = True
 
         try:
@@ -98,12 +100,7 @@ class Connections:
 
             if self.pooler == "auto" and row["pid"] != connection.get_server_pid():
                 self.pooler = "transaction"
-                is_usable = not is_own
-
-                if not is_own and (await connection.prepare("SELECT 1")).get_name():
-                    fault = "a pooler would run statements of other programs"
-                    cure = "pass statement_cache_size=0 to asyncpg.create_pool"
-                    raise StoreFailure("rejected", f"{fault}: {cure}")
+                is_usable = await self._is_without_names(connection)
         except BaseException as exc:
             await self._fail(connection, exc)
 
@@ -155,6 +152,23 @@ class Connections:
         finally:
             connection.terminate()
 
+    async def _is_without_names(self, connection: Any) -> bool:
+        """Tell whether a connection gives statements no names; refuse such a pool."""
+        if isinstance(self._where, str):
+            return False
+
+        try:
+            name = (await connection.prepare("SELECT 1")).get_name()
+        except asyncpg.PostgresError:
+            name = "of a statement that another process left"
+
+        if name:
+            fault = "a pooler is in between, and would run statements of other programs"
+            cure = "pass statement_cache_size=0 to asyncpg.create_pool"
+            raise StoreFailure("rejected", f"{fault}: {cure}")
+
+        return True
+
     async def _take(self) -> Any:
         """Return a connection that no other operation has."""
         await self._free.acquire()
@@ -198,7 +212,9 @@ class Connections:
         await self._give_back(connection, lost is None and is_usable_after(exc))
         is_answer = isinstance(exc, CLIENT_ERRORS)
 
-        if is_late(exc) or (is_answer and not is_usable_after(exc)):
+        if is_late(exc) and not isinstance(self._where, str):
+            await self._where.expire_connections()
+        elif is_late(exc) or (is_answer and not is_usable_after(exc)):
             self._terminate_idle()
 
         if is_answer:
@@ -245,15 +261,18 @@ class Connections:
                 },
                 target_session_attrs=given.get("target_session_attrs", role),
             )
-        except (ValueError, OverflowError, *CLIENT_ERRORS) as exc:
-            # An error of TLS is an OSError, and may be a ValueError as well.
-            if isinstance(exc, (ValueError, OverflowError)) and not isinstance(
-                exc, OSError
-            ):
+        except (KeyError, ValueError, OverflowError, *CLIENT_ERRORS) as exc:
+            if fault := await local_fault(str(url), exc):
+                raise StoreFailure("rejected", fault) from exc
+
+            if isinstance(exc, (ValueError, OverflowError)):
                 # Not chained: the cause would show what was in the URL.
                 raise InvalidURL(f"{self.name}: {exc}") from None
 
-            if is_refused_setting(exc) and self.pooler == "auto":
+            # asyncpg asks a server before Postgres 14 by a statement for its role.
+            is_pooler = is_refused_setting(exc) or sqlstate(exc) == NAME_TAKEN
+
+            if is_pooler and self.pooler == "auto":
                 self.pooler = "transaction"
                 return await self._connect()
 

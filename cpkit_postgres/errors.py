@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import asyncpg
 
 from cpkit.driver import StoreFailure
@@ -17,12 +19,18 @@ CLIENT_ERRORS = (
 
 READ_ONLY = "25006"
 CANCELLED = "57014"  # also by a limit of time
+NAME_TAKEN = "42P05"  # of a statement
+FORBIDDEN = "42501"
 EXISTS = {"42P06", "42P07", "42710", "23505"}  # a schema, table, type, row
 MISSING = {"3F000", "42P01", "42703"}  # a schema, table, column
 
 # Rolled back, to be tried again: serialization failure, deadlock, lock timeout,
 # statement timeout, a transaction that stood still or took too long, and no memory.
 _ROLLED_BACK = {"40001", "40P01", "55P03", CANCELLED, "25P03", "25P04", "53200"}
+
+_REFUSALS = re.compile(
+    r"startup parameter|authentication failed|does not exist|no such (user|database)"
+)
 
 # The server shuts down, has crashed, is starting, has ended an idle session, or has no
 # connection left. Poolers report a lost server with class 08.
@@ -41,9 +49,6 @@ def failure(exc: BaseException, lost: Fate) -> StoreFailure:
             reason = "no answer within the timeout"
         elif isinstance(exc, OSError) and lost == "not sent":
             reason += "; is the server running?"
-
-            if isinstance(exc, (FileNotFoundError, PermissionError)):
-                reason += " Can the files of TLS be read?"
 
         return StoreFailure(lost, reason)
 
@@ -74,11 +79,8 @@ def is_usable_after(exc: BaseException) -> bool:
 
 
 def is_refused_setting(exc: BaseException) -> bool:
-    """Tell whether a pooler refused a setting of a new connection.
-
-    PgBouncer has one code for that, for a server that is away, and for a full pool.
-    """
-    return sqlstate(exc) == "08P01" and "startup parameter" in str(exc)
+    """Tell whether a pooler refused a setting of a new connection."""
+    return _is_refusal(exc) and "startup parameter" in str(exc)
 
 
 def sqlstate(exc: BaseException | None) -> str:
@@ -86,10 +88,18 @@ def sqlstate(exc: BaseException | None) -> str:
     return getattr(exc, "sqlstate", None) or ""
 
 
+def _is_refusal(exc: BaseException) -> bool:
+    """Tell whether a pooler refused a new connection for good.
+
+    PgBouncer has one code for that, for a server that is away, and for a full pool.
+    """
+    return sqlstate(exc) == "08P01" and _REFUSALS.search(str(exc)) is not None
+
+
 def _is_lost(exc: BaseException) -> bool:
     """Tell whether the server's answer is missing."""
     if isinstance(exc, asyncpg.PostgresError):
         is_away = sqlstate(exc) in _UNAVAILABLE or sqlstate(exc).startswith("08")
-        return is_away and not is_refused_setting(exc)
+        return is_away and not _is_refusal(exc)
 
     return not isinstance(exc, asyncpg.InterfaceError)

@@ -315,6 +315,8 @@ SELECT t.thread_id, found.position FROM (
 ORDER BY t.updated_at DESC LIMIT $4
 """
 
+LIMIT_TIME = "SELECT set_config('statement_timeout', $1, true)"
+
 CALLS = """
 SELECT {call} FROM {schema}.calls AS c WHERE {calls_of_thread} ORDER BY c.sequence
 """

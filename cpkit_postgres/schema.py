@@ -9,16 +9,26 @@ from cpkit.driver import StoreFailure, StoreInfo
 from cpkit.errors import SchemaMismatch
 from cpkit.records import Durability, Survives
 from cpkit_postgres.connections import Connections, Record
-from cpkit_postgres.errors import EXISTS, MISSING, sqlstate
+from cpkit_postgres.errors import EXISTS, FORBIDDEN, MISSING, sqlstate
 
 SCHEMA_VERSION = 1
 
+# Tables of the schema $1. UNLOGGED ones, and those with rows that this role cannot see.
 _SETTINGS = """
+WITH tables AS (
+    SELECT * FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident($1))
+        AND relname IN ('threads', 'messages', 'extra', 'calls', 'schema_version')
+)
 SELECT pg_backend_pid() AS pid,
-    (SELECT max(version) FROM {schema}.schema_version) AS version,
+    (SELECT string_agg(relname, ', ') FROM tables
+     WHERE row_security_active(oid)) AS hidden,
+    (SELECT max(version) FROM {schema}.schema_version
+     HAVING min(version) = max(version)) AS version,
     current_setting('synchronous_commit') AS synchronous_commit,
     current_setting('fsync') AS fsync,
-    current_setting('full_page_writes') AS full_page_writes
+    current_setting('full_page_writes') AS full_page_writes,
+    (SELECT string_agg(relname, ', ') FROM tables
+     WHERE relpersistence = 'u') AS unlogged
 """
 _IS_MISSING = """
 SELECT pg_backend_pid() AS pid, to_regnamespace(quote_ident($1)) IS NULL AS is_missing
@@ -38,6 +48,11 @@ _WEAKER = [
 
 def durability(settings: dict[str, str]) -> Durability:
     """What a commit survives (postgresql.org/docs/current/runtime-config-wal)."""
+    if "unlogged" in settings:
+        cure = "ALTER TABLE … SET LOGGED for each of them"
+        advice = f"a crash of the server empties UNLOGGED tables: {cure}"
+        return Durability(Survives.NONE, settings, (advice,))
+
     for name, survives, fault in _WEAKER:
         if settings[name] == "off":
             advice = f"{fault}: ALTER SYSTEM SET {name} = on"
@@ -58,12 +73,18 @@ async def open_schema(connections: Connections) -> Durability:
         await _create(connections)
         row = await _settings(connections)
 
+    if row and row["hidden"]:
+        cure = "ALTER ROLE … BYPASSRLS, or use the owner of the tables"
+        fault = f"row-level security hides rows of {row['hidden']} from this role"
+        raise StoreFailure("rejected", f"{fault}: {cure}")
+
     # Without a row these tables are not cpkit's.
     if row is None or row["version"] != SCHEMA_VERSION:
         found = row and row["version"]
         raise SchemaMismatch(connections.name, found, SCHEMA_VERSION)
 
-    settings = {name: row[name] for name, _, _ in _WEAKER}
+    names = [*(name for name, _, _ in _WEAKER), "unlogged"]
+    settings = {name: row[name] for name in names if row[name]}
 
     if connections.pooler == "transaction":
         settings["pooler"] = connections.pooler
@@ -88,7 +109,7 @@ async def inspect(connections: Connections) -> StoreInfo | None:
 async def _settings(connections: Connections) -> Record | None:
     """Return the version and the server's settings; ``None`` if there is no store."""
     try:
-        return await connections.look(_SETTINGS)
+        return await connections.look(_SETTINGS, connections.schema)
     except StoreFailure as exc:
         if sqlstate(exc.__cause__) in MISSING:
             return None
@@ -111,5 +132,12 @@ async def _create(connections: Connections) -> None:
             for statement in statements:
                 await fetch(statement)
     except StoreFailure as exc:
-        if sqlstate(exc.__cause__) not in EXISTS:
+        code = sqlstate(exc.__cause__)
+
+        if code == FORBIDDEN:
+            advice = "open the store once as a role that may, or have it GRANT CREATE"
+            fault = f"this role may not create the schema ({exc.reason}): {advice}"
+            raise StoreFailure("rejected", fault) from exc
+
+        if code not in EXISTS:
             raise

@@ -264,7 +264,7 @@ class PostgresStore:
 
         try:
             async with self._connections.transaction() as fetch:
-                await fetch(f"SET LOCAL statement_timeout = {seconds * 1000 + 1:.0f}")
+                await fetch(queries.LIMIT_TIME, f"{max(1, seconds * 1000):.0f}")
                 rows = await fetch(queries.SEARCH, prefix, end, patterns, limit)
         except StoreFailure as exc:
             if sqlstate(exc.__cause__) == CANCELLED:
@@ -506,7 +506,8 @@ def _is_decided(failure: BaseException) -> bool:
 
 def _hidden() -> StoreFailure:
     fault = "a row is in the way that this role cannot see or change"
-    return StoreFailure("rejected", f"{fault}: look for policies, triggers and rules")
+    cure = "cpkit doctor names row-level security, triggers and rules of the tables"
+    return StoreFailure("rejected", f"{fault}: {cure}")
 
 
 def _clamped(number: int) -> int:

@@ -36,6 +36,37 @@ async def healthy(store: MakeStore, url: str) -> str:
     return url
 
 
+@pytest.mark.parametrize(
+    ("sql", "said", "code"),
+    [
+        ("ALTER TABLE {}.calls SET UNLOGGED", ["unlogged=calls", "SET LOGGED"], 1),
+        (
+            """
+            CREATE FUNCTION {}.audit() RETURNS trigger LANGUAGE plpgsql
+                AS 'BEGIN RETURN NEW; END';
+            CREATE TRIGGER audit AFTER INSERT ON {}.calls
+                FOR EACH ROW EXECUTE FUNCTION {}.audit()
+            """,
+            ["DROP TRIGGER, for calls.audit"],
+            0,
+        ),
+        (
+            "CREATE RULE keep AS ON DELETE TO {}.threads DO ALSO NOTHING",
+            ["DROP RULE, for threads.keep"],
+            0,
+        ),
+    ],
+)
+async def test_what_is_around_the_tables(
+    sql: str, said: list[str], code: int, healthy: str, schema: str, raw: Any
+) -> None:
+    """UNLOGGED tables weaken the promise; triggers and rules are named."""
+    await raw.execute(sql.replace("{}", schema))
+    ended = await examined(healthy)
+    assert ended.code == code
+    assert all(words in ended.out for words in said)
+
+
 async def test_a_weaker_promise_is_a_finding(healthy: str) -> None:
     """Also where the URL asks for it."""
     ended = await examined(f"{healthy}&synchronous_commit=off")
@@ -45,29 +76,42 @@ async def test_a_weaker_promise_is_a_finding(healthy: str) -> None:
 
 
 async def test_a_pooler_in_between(healthy: str, schema: str) -> None:
-    """The settings say so; the promise is the same."""
+    """It is named; the promise is the same."""
     with PgBouncer(shared_postgres()) as pooler:
         ended = await examined(f"{pooler.url}?schema={schema}")
         assert ended.code == 0
         assert "pooler=transaction" in ended.out
+        assert "a pooler is in between" in ended.out
 
 
 @pytest.mark.parametrize("limit", ["statement_timeout", "lock_timeout"])
 async def test_the_limits_of_the_role(
     limit: str, clerk: str, healthy: str, schema: str, raw: asyncpg.Connection
 ) -> None:
-    """They are named with their values, where cpkit does not set its own."""
+    """They are named with their values."""
     await raw.execute(
         f"GRANT USAGE ON SCHEMA {schema} TO clerk;"
         f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO clerk;"
         f"ALTER ROLE clerk SET {limit} = '5000ms'"
     )
-
-    with PgBouncer(clerk) as pooler:
-        ended = await examined(f"{pooler.url}?schema={schema}")
-
+    ended = await examined(f"{clerk}?schema={schema}")
     assert ended.code == 0
     assert f"({limit}=5000ms)" in ended.out
+
+
+async def test_row_level_security_is_named(
+    clerk: str, healthy: str, schema: str, raw: asyncpg.Connection
+) -> None:
+    """The store does not open, and the error has the cure."""
+    await raw.execute(
+        f"GRANT USAGE ON SCHEMA {schema} TO clerk;"
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO clerk;"
+        f"ALTER TABLE {schema}.calls ENABLE ROW LEVEL SECURITY"
+    )
+    ended = await examined(f"{clerk}?schema={schema}")
+    assert ended.code == 3
+    assert "row-level security hides rows of calls" in ended.err
+    assert "BYPASSRLS" in ended.err
 
 
 async def test_sessions_that_are_read_only(
@@ -81,12 +125,13 @@ async def test_sessions_that_are_read_only(
     )
     ended = await examined(f"{clerk}?schema={schema}")
     assert ended.code == 1
+    assert "RESET default_transaction_read_only" in ended.out
     assert "the server takes no writes" in ended.out
     assert (await examined(f"{clerk}?schema={schema}", "--read-only")).code == 0
 
 
 async def test_a_standby(server: PostgresServer, schema: str) -> None:
-    """It is refused, unless the URL takes any server: then the probe fails."""
+    """It is refused, unless the URL takes any server: then doctor names it."""
     async with Store(server.url, schema=schema) as cp:
         assert isinstance(cp, StatesDurability)
 
@@ -97,10 +142,55 @@ async def test_a_standby(server: PostgresServer, schema: str) -> None:
         assert "primary" in refused.err
         ended = await examined(f"{other.url}?target_session_attrs=any&schema={schema}")
         assert ended.code == 1
-        assert "the server takes no writes" in ended.out
+        assert "the server is a standby" in ended.out
 
 
 # What is stored
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        (
+            "DELETE FROM {}.messages WHERE position = 1",
+            "thread 't' is at version 3, and has 2 of its messages",
+        ),
+        (
+            "UPDATE {}.messages SET position = 7 WHERE position = 1",
+            "thread 't' is at version 3, and has 3 of its messages",
+        ),
+        (
+            "DELETE FROM {}.threads",
+            "call 'c' is of thread 't', which is missing",
+        ),
+        (
+            "DELETE FROM {}.threads",
+            "there are messages or extra of 2 threads that are missing",
+        ),
+        (
+            """
+            DROP INDEX {}.calls_attempt;
+            INSERT INTO {}.calls (thread_id, call_id, tool_name, args, idempotency_key,
+                status, attempt, issued_at)
+            VALUES ('t', 'd', 'x', '{}', 'k', 'issued', 1, 1)
+            """,
+            "key 'k' has two calls that have not failed",
+        ),
+    ],
+)
+async def test_the_check_counts_what_is_stored(
+    sql: str, said: str, store: MakeStore, url: str, schema: str, raw: Any
+) -> None:
+    """Messages, positions, holders of keys, and rows without their thread."""
+    async with store() as cp:
+        await cp.append("t", [{}] * 3, extra={"a": 1})
+        await cp.append("empty", [], extra={"a": 1})
+        await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+
+    assert (await examine_store(url, whole=True)).damaged == []
+    await raw.execute(sql.replace("{}.", f"{schema}."))
+    assert any(said in one for one in (await examine_store(url, whole=True)).damaged)
+    assert (await examine_store(url, whole=False)).damaged == ()
 
 
 async def test_the_check_of_the_engine_reads_the_indexes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import asyncpg
 import pytest
 
 from conformance.slowdown import slowdown
@@ -51,6 +52,29 @@ async def test_one_failure_retires_the_others(store: MakeStore) -> None:
 
             assert await cp.load("t") is not None
             assert await cp.append("t", [{}]) == 2
+
+
+async def test_one_failure_retires_those_of_a_callers_pool(store: MakeStore) -> None:
+    """The pool replaces them when they are used next."""
+
+    async def keep(connection: object) -> None:
+        """Leave the connection as it is."""
+
+    async with Firewall(shared_postgres()) as firewall:
+        timeout = 1.0 * slowdown()
+        made = asyncpg.create_pool(firewall.url, min_size=8, max_size=8, reset=keep)
+
+        async with made as pool:
+            async with store(pool, timeout=timeout, notify=False) as cp:
+                await use(cp)
+                firewall.forget()
+
+                with pytest.raises(BackendUnavailable, match="no answer"):
+                    await cp.load("t")
+
+                assert await cp.load("t") is not None
+
+            pool.terminate()
 
 
 async def test_a_cancelled_call_retires_nothing(store: MakeStore) -> None:

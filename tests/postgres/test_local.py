@@ -1,11 +1,15 @@
-"""Files of TLS, URLs of hosted services, and limits of time."""
+"""Faults of this machine are told by name, at once; URLs of hosted services work."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import asyncpg
 import pytest
@@ -13,22 +17,82 @@ import pytest
 from cpkit import BackendUnavailable, open_checkpointer
 from cpkit_postgres import PostgresCheckpointer
 from cpkit_postgres.errors import failure
-from cpkit_postgres.options import PostgresOptions, as_pasted
 from tests.postgres.conftest import MakeStore
+from tests.postgres.test_outages import make_certificate
 from tests.servers.postgres import PostgresServer, shared_postgres
 
 Store = PostgresCheckpointer[Any]
 
 
-@pytest.mark.parametrize("name", ["sslrootcert", "sslcert", "sslcrl"])
-async def test_a_file_that_is_missing(name: str, tmp_path: Path) -> None:
-    """asyncpg does not name it, but the error says where to look."""
-    with pytest.raises(BackendUnavailable, match="Can the files of TLS be read"):
-        async with open_checkpointer(
-            f"{shared_postgres()}?sslmode=require&{name}={tmp_path}/missing.pem",
-            connect_timeout=0.05,
-        ):
+async def refusal(url: str) -> str:
+    """Return why a store cannot be opened; it is not tried again."""
+    with pytest.raises(BackendUnavailable) as told:
+        async with open_checkpointer(url, connect_timeout=1000):
             pass
+
+    assert told.value.rejected
+    assert "is the server running" not in str(told.value)
+    return str(told.value)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
+@pytest.mark.parametrize("name", ["sslrootcert", "sslcert", "sslkey", "sslcrl"])
+@pytest.mark.parametrize("place", ["missing.pem", ""])
+async def test_a_file_that_cannot_be_read(
+    name: str, place: str, tmp_path: Path
+) -> None:
+    """The error names it: a certificate, a key, or a folder in its place."""
+    make_certificate(tmp_path, "good")
+    given = dict.fromkeys(("sslcert", "sslrootcert"), tmp_path / "good.crt")
+    given |= {"sslkey": tmp_path / "good.key", name: tmp_path / place}
+    query = "&".join(f"{one}={path}" for one, path in given.items())
+    told = await refusal(f"{shared_postgres()}?sslmode=require&{query}")
+    assert f"cannot read {tmp_path / place}: " in told
+
+
+async def test_a_file_without_a_certificate(tmp_path: Path) -> None:
+    """The error names the parameters that name files."""
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    url = f"{shared_postgres()}?sslmode=require&sslrootcert={empty}"
+    assert "see sslrootcert" in await refusal(url)
+
+
+async def test_a_server_without_tls() -> None:
+    """The error names the parameter that asks for it."""
+    told = await refusal(f"{shared_postgres()}?sslmode=require")
+    assert "sslmode asks for TLS" in told
+
+
+async def test_a_user_id_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As containers have it: the URL needs a user."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    told = await refusal("postgresql://127.0.0.1/postgres")
+    assert "user id 4000000000 has no name" in told
+    assert "PGUSER" in told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+async def test_the_home_of_another_user(tmp_path: Path) -> None:
+    """As with ``sudo -u``: the error names the file that cannot be read there."""
+    home = tmp_path / "home"
+    (home / ".postgresql").mkdir(parents=True)
+    home.chmod(0o700)
+    place = Path(__file__).parents[2]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.postgres.other_user", shared_postgres(schema="home")),
+        env=os.environ | {"HOME": str(home)},
+        cwd=place,
+        stdout=subprocess.PIPE,
+    )
+    out = (await process.communicate())[0].decode().partition("as another user")
+    assert out[0] == "opened\n"
+    assert f"cannot read {home}/.postgresql/" in out[2]
+    assert "Permission denied" in out[2]
 
 
 async def test_a_socket_that_is_missing(tmp_path: Path) -> None:
@@ -70,16 +134,13 @@ async def test_a_url_as_a_hosted_service_shows_it(
         assert ("pooler" in cp.durability.settings) == ("pgbouncer" in query)
 
 
-def test_a_url_that_asks_for_tls() -> None:
+async def test_a_url_that_asks_for_tls(tmp_path: Path) -> None:
     """``ssl=true`` does, and the system's authorities can be named."""
-    base, options = "postgresql://h/d?", PostgresOptions()
-    system = {"sslrootcert": ssl.get_default_verify_paths().openssl_cafile}
-
-    for query, expected in (
-        ("ssl=true", "sslmode=require"),
-        ("sslrootcert=system", urlencode(system)),
-    ):
-        assert as_pasted(base + query, options) == (base + expected, options)
+    base = f"{shared_postgres()}?"
+    assert "asks for TLS" in await refusal(f"{base}ssl=true")
+    system = ssl.get_default_verify_paths().openssl_cafile
+    told = await refusal(f"{base}sslmode=verify-full&sslrootcert=system")
+    assert ("asks for TLS" if Path(system).exists() else system) in told
 
 
 async def test_limits_of_time_are_not_a_refusal(

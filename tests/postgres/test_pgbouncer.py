@@ -20,6 +20,7 @@ from conformance import (
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import MakeStore
+from tests.postgres.proxy import Proxy
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import PostgresServer, shared_postgres
 
@@ -221,3 +222,41 @@ async def test_a_setting_that_a_pooler_refuses(
             pass
 
     assert told.value.rejected
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("postgres@{}/nowhere", "does not exist"), ("stranger@{}/postgres", "failed")],
+)
+async def test_a_login_that_a_pooler_refuses(
+    place: str, words: str, pooler: PgBouncer
+) -> None:
+    """No such database, no such user: told at once, as by the server itself."""
+    url = f"postgresql://{place.format(f'127.0.0.1:{pooler.port}')}"
+
+    with pytest.raises(BackendUnavailable, match=words) as told:
+        async with Store(url, connect_timeout=1000):
+            pass
+
+    assert told.value.rejected
+
+
+class OldServer(Proxy):
+    """A relay that hides what a server before Postgres 14 does not tell."""
+
+    async def pass_on(self, part: str, data: bytes, writer: Any) -> None:
+        data = data.replace(b"in_hot_standby", b"no_hot_standby")
+        await super().pass_on(part, data, writer)
+
+
+async def test_an_old_server_behind_a_pooler(store: MakeStore) -> None:
+    """asyncpg asks it whether it is the primary, by a statement that has a name."""
+    async with store():
+        pass
+
+    with PgBouncer(shared_postgres(), size=1, ignored=SETTINGS) as pooler:
+        await take_names(pooler)
+
+        async with OldServer(pooler.url) as relay, store(relay.url) as cp:
+            assert cp.durability.settings["pooler"] == "transaction"
+            assert await cp.append("t", [{}]) == 1

@@ -1,4 +1,4 @@
-"""What other people put around the tables: row-level security hides rows."""
+"""What other people put around the tables: UNLOGGED, row-level security, triggers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,50 @@ from typing import Any
 import asyncpg
 import pytest
 
-from cpkit import BackendUnavailable, ToolCall
+from cpkit import BackendUnavailable, Survives, ToolCall
+from cpkit.registry import examine_store
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import MakeStore
 from tests.postgres.proxy import Proxy
 from tests.servers.pgbouncer import PgBouncer
+from tests.servers.postgres import PostgresServer
 
 Store = PostgresCheckpointer[Any]
+
+TABLES = ["threads", "messages", "extra", "calls", "schema_version"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_an_unlogged_table_survives_nothing(
+    table: str, store: MakeStore, schema: str, raw: asyncpg.Connection
+) -> None:
+    """The durability names the table, and the cure."""
+    async with store() as cp:
+        assert cp.durability.survives is Survives.MACHINE
+
+    await raw.execute(f"ALTER TABLE {schema}.{table} SET UNLOGGED")
+
+    async with store() as cp:
+        assert cp.durability.survives is Survives.NONE
+        assert cp.durability.settings["unlogged"] == table
+        assert "SET LOGGED" in cp.durability.words
+
+
+async def test_an_unlogged_table_is_empty_after_a_crash(
+    server: PostgresServer, schema: str
+) -> None:
+    """Which is why the level is "none": the engine does what its manual says."""
+    async with Store(server.url, schema=schema) as cp:
+        await cp.append("t", [{}])
+
+    admin = await asyncpg.connect(server.url)
+    await admin.execute(f"ALTER TABLE {schema}.threads SET UNLOGGED")
+    admin.terminate()
+    server.kill()
+    server.start()
+
+    async with Store(server.url, schema=schema) as cp:
+        assert await cp.load("t") is None
 
 
 @pytest.fixture
@@ -44,10 +81,31 @@ async def restrict(
     )
 
 
-async def test_row_level_security(
+@pytest.mark.parametrize("table", TABLES)
+async def test_row_level_security_is_refused(
+    table: str, clerks_store: str, store: MakeStore, schema: str, raw: Any
+) -> None:
+    """At opening, for it may hide rows from reads; also by a pool of the caller."""
+    await restrict(raw, f"{schema}.{table}")
+
+    with pytest.raises(
+        BackendUnavailable, match=f"row-level security.*{table}"
+    ) as told:
+        async with store(clerks_store):
+            pass
+
+    assert told.value.rejected
+
+    async with asyncpg.create_pool(clerks_store, min_size=0) as pool:
+        with pytest.raises(BackendUnavailable, match=f"security hides rows of {table}"):
+            async with store(pool):
+                pass
+
+
+async def test_row_level_security_under_an_open_handle(
     clerks_store: str, store: MakeStore, schema: str, raw: asyncpg.Connection
 ) -> None:
-    """Postgres raises in place of hiding rows, in an open handle and in a new one."""
+    """Postgres raises in place of hiding rows."""
     async with store(clerks_store) as cp:
         assert await cp.find_call("k") is not None
         await restrict(raw, f"{schema}.calls")
@@ -57,7 +115,6 @@ async def test_row_level_security(
 
         assert told.value.rejected
 
-    async with store(clerks_store) as cp:
         with pytest.raises(BackendUnavailable, match="row-level security"):
             await cp.record_issued("u", ToolCall("c", "pay", {}, "k"))
 
@@ -66,7 +123,12 @@ async def test_row_level_security_behind_a_pooler(
     clerks_store: str, store: MakeStore, schema: str, raw: asyncpg.Connection
 ) -> None:
     """A pooler takes no settings of a session, but the role's hold behind it."""
-    await raw.execute("ALTER ROLE clerk SET row_security = off")
+    for is_set in (False, True):
+        with PgBouncer(clerks_store) as pooler:
+            found = await examine_store(f"{pooler.url}?schema={schema}", whole=False)
+            assert ("row_security = off" in " ".join(found.advice)) is not is_set
+
+        await raw.execute("ALTER ROLE clerk SET row_security = off")
 
     with PgBouncer(clerks_store) as pooler:
         async with store(pooler.url) as cp:
