@@ -1,9 +1,6 @@
 """Agent state in a folder of readable logs; ``docs/drivers.md`` is the manual.
 
-``lines`` is the format, ``schema`` the folder, ``log`` a log as it is at one moment,
-``keys`` which call holds a key, ``copies`` keys that a copy lacks, ``writing`` a locked
-log and its new lines, ``workers`` the threads that do all this, ``store`` the store and
-its reads.
+The order to read: ``lines``, ``log``, ``keys``, ``writing``, ``store``.
 """
 
 from cpkit.registry import needs_extra

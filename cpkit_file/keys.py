@@ -20,15 +20,15 @@ from functools import partial
 from itertools import islice
 
 from cpkit.driver import StoredCall
-from cpkit_file.log import Folder, Log, opened, reading
-from cpkit_file.schema import register_name, sync_content
+from cpkit_file.log import Folder, Log
+from cpkit_file.schema import sync_content
 
 
 def newest_attempt(folder: Folder, key: str) -> StoredCall | None:
     """Return the key's newest call, which holds the key unless it failed."""
     find = partial(find_call, folder)
 
-    with opened(folder, f"{folder.keys}/{register_name(key)}") as register:
+    with Log(folder, folder.register(key)) as register:
         while True:
             numbered = enumerate(attempts(register, key, find))
             void, call = next((one for one in numbered if one[1]), (None, None))
@@ -45,11 +45,7 @@ def attempts(
 
     ``find(thread_id, call_id)`` returns a call on record.
     """
-    with register.index.lock:
-        register.index.catch_up(register)
-        claims = sorted(register.index.claims.get(key, ()), reverse=True)
-
-    for attempt, thread_id, call_id in claims:
+    for attempt, thread_id, call_id in register.claims(key):
         call = find(thread_id, call_id)
         is_void = call is None or (call.idempotency_key, call.attempt) != (key, attempt)
         yield None if is_void else call
@@ -59,9 +55,8 @@ def find_call(
     folder: Folder, thread_id: str, call_id: str, *, synced: bool = False
 ) -> StoredCall | None:
     """Return a call on record; a failed one is on disk, if it is to be ``synced``."""
-    with reading(folder, thread_id) as (log, index):
-        index.catch_up(log)
-        call = index.call(log, call_id)
+    with Log(folder, folder.log(thread_id), thread_id) as log:
+        call = log.call(call_id)
 
         # Its writer may be syncing it now. The next attempt must not be on disk before.
         if synced and call is not None and call.status == "failed":

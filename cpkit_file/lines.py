@@ -14,8 +14,8 @@ and in a register::
 
     {"key":"order 7","attempt":1,"thread":"user-42","call":"c1","at":[null,"0ab5f0e1"]}
 
-A log that was trimmed begins ``{"trimmed":120,"thread":…``: the position of its first
-message. A version of cpkit that does not trim calls that line damaged.
+The first line of a log that was trimmed has ``"trimmed":120``, the position of the
+first message left.
 
 The kind comes first. Times are microseconds since 1970, UTC. JSON texts are between
 tabs (⇥), unless a line has one message alone: a JSON text without white space has no
@@ -24,7 +24,7 @@ tab. ``at`` comes last, with two to four values:
 - the thread's version after the line and the time of its last change, or ``null`` while
   the log holds no thread: in its first line, and after ``delete_thread``, which leaves
   a ``call`` line with ``"erased":true`` for each call. A thread that begins behind such
-  lines was created at the first time;
+  lines has a first line of its own;
 - the number of bytes before the line that were written together with it, if any. A
   power loss can damage only the bytes of the last write;
 - the *seal*: a checksum of all bytes of the file before it (CRC-32). So a block of
@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TypeAlias
 from zlib import crc32
 
 from pydantic_core import to_json
@@ -42,54 +43,47 @@ from pydantic_core import to_json
 from cpkit.driver import StoredCall
 
 HEAD, CALL, KEY = b'{"thread":', b'{"call":', b'{"key":'
-TRIMMED = b'{"trimmed":'
 ADD, EXTRA, ARGS, RESULT = b'{"add":', b'"extra":{', b',"args":', b',"result":'
 SEAL = len('01234567"]}\n')
 """The number of bytes of a seal, with all that follows it in the line."""
-LONGEST_HEADER = 4096
-"""An upper bound for the bytes of a log's first line."""
+
+Line: TypeAlias = tuple[bytes, int, int]
+"""A line up to ``at``, and the version and the time there; no thread has the time 0."""
 
 _AT = b',"at":['
 _END = re.compile(
     rb',"at":\[(?:null|(\d{1,19}),(\d{1,19}))(?:,(\d{1,19}))?,"[0-9a-f]{8}"\]\}\n\Z'
 )
-_TIME = re.compile(rb',"at":\[\d+,(\d{1,19})(?:,\d+)?,"[0-9a-f]{8}"\]\}\n')
 _FACTS = {*StoredCall._fields} - {"thread_id", "args", "result"}
 _OUTCOME = {"call_id", "status", "resolved_at"}
 
 
-class Lines:
-    """Sealed lines for the end of a file; ``sum`` is the checksum of all before them.
+# Writing
+
+
+def sealed(seal: bytes, added: Sequence[Line], *, together: bool = True) -> bytes:
+    """Return lines for the end of a file, whose last line has this seal.
 
     They are written ``together``, unless they are synced before the file is in use.
     """
+    texts: list[bytes] = []
+    size = 0
 
-    def __init__(self, sum_: int, *, together: bool = True) -> None:
-        self.all: list[bytes] = []
-        self.size = 0
-        self.sum = sum_
-        self._together = together
-
-    def add(self, content: bytes, version: int = 0, updated_at: int = 0) -> None:
-        """Add a line; ``content`` is without ``at`` and the closing brace."""
+    for content, version, updated_at in added:
         end = b"%d,%d" % (version, updated_at) if updated_at else b"null"
-        together = b",%d" % self.size if self.size and self._together else b""
-        line = b'%b,"at":[%b%b,"' % (content, end, together)
-        checksum = crc32(line, self.sum)
-        seal = b'%08x"]}\n' % checksum
-        self.sum = crc32(seal, checksum)
-        self.all.append(line + seal)
-        self.size += len(line) + SEAL
+        before = b",%d" % size if size and together else b""
+        text = b'%b,"at":[%b%b,"' % (content, end, before)
+        seal = b'%08x"]}\n' % crc32(text, _sum_after(seal))
+        texts += text, seal
+        size += len(text) + SEAL
+
+    return b"".join(texts)
 
 
-# Writing: lines without their ``at`` and their closing brace
-
-
-def header(thread_id: str, created_at: int | None, trimmed: int = 0) -> bytes:
+def header(thread_id: str, created_at: int | None, trimmed: int = 0) -> Line:
     """Return the first line of a log."""
-    first = {"trimmed": trimmed} if trimmed else {}
-    created = {"created": created_at} if created_at else {}
-    return to_json({**first, "thread": thread_id, **created})[:-1]
+    facts = {"thread": thread_id, "created": created_at, "trimmed": trimmed}
+    return to_json({name: one for name, one in facts.items() if one})[:-1], 0, 0
 
 
 def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -107,10 +101,11 @@ def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> byte
     return b"%b,%b" % (messages, extra) if items else messages
 
 
-def claimed(call: StoredCall) -> bytes:
+def claimed(call: StoredCall) -> Line:
     """Return the line of a register: this call claims its key."""
     facts = {"key": call.idempotency_key, "attempt": call.attempt}
-    return to_json({**facts, "thread": call.thread_id, "call": call.call_id})[:-1]
+    facts |= {"thread": call.thread_id, "call": call.call_id}
+    return to_json(facts)[:-1], 0, 0
 
 
 def recorded(call: StoredCall, *, resolves: bool = False) -> bytes:
@@ -131,7 +126,7 @@ def recorded(call: StoredCall, *, resolves: bool = False) -> bytes:
 # Reading
 
 
-def sum_after(seal: bytes) -> int:
+def _sum_after(seal: bytes) -> int:
     """Return the checksum of all bytes up to the end of the line with this seal."""
     return crc32(seal, int(seal[:8], 16)) if seal else 0
 
@@ -139,7 +134,7 @@ def sum_after(seal: bytes) -> int:
 def fits(seal: bytes, data: bytes) -> bool:
     """Return whether whole lines continue the line with this seal."""
     try:
-        checksum = crc32(memoryview(data)[:-SEAL], sum_after(seal))
+        checksum = crc32(memoryview(data)[:-SEAL], _sum_after(seal))
         return data[-SEAL:] == b'%08x"]}\n' % checksum
     except ValueError:
         return False
@@ -162,12 +157,6 @@ def end_of(line: bytes) -> tuple[int, int, int] | None:
         return version, time, together
 
     return None
-
-
-def first_time(data: bytes) -> int:
-    """Return the first time in whole lines, or 0."""
-    found = _TIME.search(data)
-    return int(found[1]) if found else 0
 
 
 def take_apart(block: bytes) -> tuple[list[bytes], list[tuple[int, list[bytes]]]]:

@@ -10,18 +10,18 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from operator import itemgetter
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from pydantic_core import from_json
 
-from cpkit.driver import Restore, StoredCall, StoreFailure
+from cpkit.driver import Restore, StoredCall, StoreFailure, span
 from cpkit.errors import CorruptThread
 from cpkit.records import ThreadInfo
 from cpkit_file import lines
 from cpkit_file.lines import SEAL
-from cpkit_file.schema import KEYS, THREADS, log_name
+from cpkit_file.schema import KEYS, MARK, THREADS, log_name, register_name
 
 # Files that a handle remembers, at a few hundred bytes a call.
 _FILES = 2000
@@ -35,38 +35,40 @@ _Place: TypeAlias = tuple[int, int]
 
 
 class Tail(NamedTuple):
-    """Where the whole lines of a file end, and what the last one says.
-
-    ``inode`` tells which file, ``sum`` is the checksum of all its bytes.
-    """
+    """Where the whole lines of a file end, and what the last one says."""
 
     inode: int = 0
     end: int = 0
     seal: bytes = b""
-    sum: int = 0
     version: int = 0
     updated_at: int = 0
 
 
 class Folder:
-    """A store's folder, and what a handle remembers of its files.
-
-    ``failed`` are files whose sync failed, ``ids`` thread ids by the names of logs, and
-    ``infos`` what a list shows of a thread, with its log's marker and if it is erased.
-    """
+    """A store's folder, and what a handle remembers of its files."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.mark = os.path.join(path, MARK)
         self.threads = os.path.join(path, THREADS)
         self.keys = os.path.join(path, KEYS)
-        self.failed: set[str] = set()
-        self.ids: dict[str, str] = {}
+        self.failed: set[str] = set()  # files whose sync failed
+        self.ids: dict[str, str] = {}  # thread ids by the names of logs
+        # What a list shows of a thread, with its log's marker, and if it is erased.
         self.infos: dict[str, tuple[object, ThreadInfo | None, bool]] = {}
         self.index = lru_cache(_FILES)(lambda path: Index())
+        self.log = lru_cache(_FILES)(lambda one: f"{self.threads}/{log_name(one)}")
+
+    def register(self, key: str) -> str:
+        """Return the path of the register that has a key."""
+        return f"{self.keys}/{register_name(key)}"
 
 
 class Log:
-    """An open log, or an open register; ``owner`` is the thread's id."""
+    """A log or register, open to be read; a missing file is an empty one.
+
+    ``owner`` is the id of a log's thread.
+    """
 
     def __init__(self, folder: Folder, path: str, owner: str = "") -> None:
         self.folder = folder
@@ -78,6 +80,87 @@ class Log:
         if path in folder.failed:
             reason = f"a sync of {path} failed: open the store again"
             raise StoreFailure("rejected", reason)
+
+    def __enter__(self) -> Self:
+        try:
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            os.stat(os.path.dirname(self.path))  # raises if the folder is missing
+            self.fd = os.open(os.devnull, os.O_RDONLY)
+
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self.fd)
+
+    def claims(self, key: str) -> list[tuple[int, str, str]]:
+        """Return a register's claims of a key, the newest attempt first."""
+        with self.index.lock:
+            self.index.catch_up(self)
+            return sorted(self.index.claims.get(key, ()), reverse=True)
+
+    def call(self, call_id: str) -> StoredCall | None:
+        """Return a call on record."""
+        with self.index.lock:
+            self.index.catch_up(self)
+            found = self.index.calls.get(call_id)
+            return self._whole(*found) if found else None
+
+    def calls(self, *, whole: bool = False) -> list[StoredCall]:
+        """Return all calls; with args and results, if they are to be ``whole``."""
+        with self.index.lock:
+            self.index.catch_up(self)
+            found = self.index.calls.values()
+            return [self._whole(*one) if whole else one[0] for one in found]
+
+    def state(
+        self, start: int = 0, stop: int | None = None, *, pending: bool = False
+    ) -> tuple[int, Restore]:
+        """Return a thread's version, and the thread with a slice of its messages.
+
+        Of the calls it has those that wait for an outcome, or all of them.
+        """
+        index = self.index
+
+        with index.lock:
+            bodies = index.catch_up(self, keep=start == 0 and stop is None)
+            version = index.learned.version
+            first, last = span(start, stop, version, index.first)
+
+            if len(bodies) < last - first:
+                bodies = self._messages(first, last)
+
+            items = [(key, self.read(*place)) for key, place in index.extra.items()]
+            calls = [
+                self._whole(call, *places)
+                for call, *places in index.calls.values()
+                if not pending or (call.status == "issued" and not call.erased)
+            ]
+            times = index.created_at or None, index.learned.updated_at or None
+
+        return version, Restore(self.owner, bodies, items, calls, *times, first=first)
+
+    def _messages(self, first: int, last: int) -> list[bytes]:
+        """Read the messages of a range."""
+        found: list[bytes] = []
+        marks = self.index.marks
+        offset, version = marks[bisect_right(marks, first, key=itemgetter(1)) - 1]
+
+        for _, block in self.blocks(offset, self.index.learned.end):
+            found += lines.take_apart(block)[0]
+
+            if version + len(found) >= last:
+                break
+
+        return found[first - version : last - version]
+
+    def _whole(
+        self, call: StoredCall, args: _Place | None, result: _Place | None
+    ) -> StoredCall:
+        if args:
+            call = call._replace(args=self.read(*args))
+
+        return call._replace(result=self.read(*result)) if result else call
 
     def find_tail(self, status: os.stat_result | None = None) -> Tail:
         """Return where the file ends, at its ``status`` if that is known."""
@@ -98,42 +181,41 @@ class Log:
         return tail
 
     def _tail_in(self, inode: int, start: int, size: int) -> Tail | None:
-        """Find the last whole line from ``start`` on; ``None`` if its write is longer.
+        """Find the last whole write from ``start`` on; ``None`` if it begins before.
 
         A power loss can tear the last write, and nothing before it: its end is missing,
         so that it has no newline there, or it has zeros in the middle.
         """
         data = self.read(start, size - start)
-        # The whole lines are data[first:stop], and those up to ``end`` fit their seals.
-        first = data.find(b"\n", SEAL) + 1 if start else 0
-        stop = data.rfind(b"\n") + 1
-        end = first + lines.intact(data[max(0, first - SEAL) : first], data[first:stop])
+        end = data.rfind(b"\n") + 1
+        last = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+        said = lines.end_of(data[last:end])
+        first = last - said[2] if said else 0
 
-        if start and end == first:
+        if start and first < SEAL:
             return None
 
-        if end < stop:
-            is_torn = b"\0" in data[end : data.index(b"\n", end)]
-            last = data.rfind(b"\n", 0, stop - 1) + 1
-            said = lines.end_of(data[last:stop])
+        if not lines.fits(data[first - SEAL : first], data[first:end]):
+            if start:  # all lines are looked at
+                return None
 
-            # Or else the last line says that its write began behind ``end``.
-            if not is_torn or (said and last - said[2] > end):
-                raise self.corrupt(start + end)
+            stop, end = end, lines.intact(b"", data[:end])
 
-        begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+            # Damage, if a hole has no zeros or lies before the last write.
+            if end < stop and (
+                b"\0" not in data[end : data.index(b"\n", end)]
+                or (said and first > end)
+            ):
+                raise self.corrupt(end)
 
-        if data.startswith(lines.HEAD, begin):  # its first operation is missing
-            return Tail(inode)
+            last = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+            said = lines.end_of(data[last:end])
 
-        seal = data[end - SEAL : end] if end else b""
-        version, updated_at, together = lines.end_of(data[begin:end]) or (0, 0, 0)
+        if data.startswith(lines.HEAD, last):  # the first operation is missing
+            end, said = last, None
 
-        if start and begin - together < first:  # the write may be torn before ``start``
-            return None
-
-        sum_ = lines.sum_after(seal)
-        return Tail(inode, start + end, seal, sum_, version, updated_at)
+        version, updated_at, _ = said or (0, 0, 0)
+        return Tail(inode, start + end, data[end - SEAL : end], version, updated_at)
 
     def read(self, start: int, length: int) -> bytes:
         """Return bytes of the file; fewer where it ends."""
@@ -141,13 +223,16 @@ class Log:
 
     def header(self) -> dict[str, Any]:
         """Return what the first line says; nothing if the first write is torn."""
-        head = self.read(0, lines.LONGEST_HEADER)
+        head = self.read(0, 4096)  # an id has at most 512 bytes, as JSON 3072
         line = head[: head.find(b"\n") + 1]
 
-        if line and b"\0" not in line and not lines.fits(b"", line):
+        if lines.fits(b"", line):
+            return dict(from_json(line))
+
+        if line and b"\0" not in line:
             raise self.corrupt(0)
 
-        return dict(from_json(line)) if lines.fits(b"", line) else {}
+        return {}
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         """Yield the lines between two offsets in blocks, which fit their seals."""
@@ -179,9 +264,9 @@ class Log:
 class Index:
     """What a handle knows of a log or a register: its ``tail``, and where it has what.
 
-    All but the tail is used under the ``lock``. ``marks`` are offsets of lines, with
-    the version before them: the first mark has the position of the first message.
-    ``calls`` have the places of their args and results.
+    All but the tail is used under the ``lock``. ``first`` is the position of the first
+    message, ``marks`` are offsets of lines with the version before them. ``calls`` have
+    the places of their args and results.
     """
 
     def __init__(self) -> None:
@@ -191,7 +276,7 @@ class Index:
 
     def _begin_again(self) -> None:
         self.learned = Tail()
-        self.created_at = 0
+        self.created_at = self.first = 0
         self.marks: list[tuple[int, int]] = [(0, 0)]
         self.extra: dict[bytes, _Place] = {}
         self.calls: dict[str, tuple[StoredCall, _Place | None, _Place | None]] = {}
@@ -219,8 +304,6 @@ class Index:
                     self._learn(log.owner, offset + start, parts)
                 except (ValueError, LookupError, TypeError) as exc:
                     raise log.corrupt(offset + start, str(exc)) from exc
-
-            self.created_at = self.created_at or lines.first_time(block)
 
             if offset + len(block) >= self.marks[-1][0] + _BLOCK // 2:
                 version, *_ = lines.end_of(block) or (0,)
@@ -251,10 +334,11 @@ class Index:
         elif kind.startswith(lines.KEY):
             key, attempt, thread_id, call_id, _ = from_json(kind).values()
             self.claims.setdefault(key, set()).add((attempt, thread_id, call_id))
-        elif kind.startswith((lines.HEAD, lines.TRIMMED)):
+        elif kind.startswith(lines.HEAD):
             head = from_json(kind)
             self.created_at = head.get("created", 0)
-            self.marks = [(0, head.get("trimmed", 0))]
+            self.first = head.get("trimmed", 0)
+            self.marks = [(0, self.first)]
 
             if head["thread"] != owner:
                 raise ValueError(f"it is the log of thread {head['thread']!r}")
@@ -265,83 +349,3 @@ class Index:
                 self.extra[parts[n]] = place(n + 2)
         else:
             raise ValueError(f"{kind[:20]!r} is not a kind of line")
-
-    @property
-    def first(self) -> int:
-        """The position of the first message that was not trimmed."""
-        return self.marks[0][1]
-
-    def state(self, log: Log, before: int = 0) -> Restore:
-        """Read all of the thread but the messages below the position ``before``."""
-        self.catch_up(log)
-        version, first = self.learned.version, max(self.first, before)
-        bodies = self.messages(log, first, version)
-        items, calls = self.items(log), self.read_calls(log)
-        times = self.created_at or None, self.learned.updated_at or None
-        return Restore(log.owner, bodies, items, calls, *times, first=first)
-
-    def items(self, log: Log) -> list[tuple[bytes, bytes]]:
-        """Read the extra."""
-        return [(key, log.read(*place)) for key, place in self.extra.items()]
-
-    def messages(self, log: Log, first: int, last: int) -> list[bytes]:
-        """Read the messages of a range."""
-        found: list[bytes] = []
-        mark = bisect_right(self.marks, first, key=lambda one: one[1]) - 1
-        offset, version = self.marks[mark]
-
-        for _, block in log.blocks(offset, self.learned.end):
-            found += lines.take_apart(block)[0]
-
-            if version + len(found) >= last:
-                break
-
-        return found[first - version : last - version]
-
-    def call(self, log: Log, call_id: str) -> StoredCall | None:
-        """Read a call, with its args and its result."""
-        placed = self.calls.get(call_id)
-        return None if placed is None else _read(log, *placed)
-
-    def read_calls(self, log: Log, *, pending: bool = False) -> list[StoredCall]:
-        """Read every call, or those that wait for an outcome."""
-        return [
-            _read(log, call, *places)
-            for call, *places in self.calls.values()
-            if not pending or (call.status == "issued" and not call.erased)
-        ]
-
-
-def _read(
-    log: Log, call: StoredCall, args: _Place | None, result: _Place | None
-) -> StoredCall:
-    if args:
-        call = call._replace(args=log.read(*args))
-
-    return call._replace(result=log.read(*result)) if result else call
-
-
-@contextmanager
-def opened(folder: Folder, path: str, owner: str = "") -> Iterator[Log]:
-    """Open a log or register to read it; a missing file is an empty one."""
-    log = Log(folder, path, owner)
-
-    try:
-        log.fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        os.stat(os.path.dirname(path))  # raises if the whole folder is missing
-        log.fd = os.open(os.devnull, os.O_RDONLY)
-
-    try:
-        yield log
-    finally:
-        os.close(log.fd)
-
-
-@contextmanager
-def reading(folder: Folder, thread_id: str) -> Iterator[tuple[Log, Index]]:
-    """Open a thread's log to read it, and lock what the handle knows of it."""
-    path = f"{folder.threads}/{log_name(thread_id)}"
-
-    with opened(folder, path, thread_id) as log, log.index.lock:
-        yield log, log.index

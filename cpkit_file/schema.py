@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -59,7 +58,6 @@ opening of a copy adds keys that used-keys/ lacks.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 
-@lru_cache(8192)
 def log_name(thread_id: str) -> str:
     """Return the file name of a thread's log; no other thread has it in any case."""
     words = words_of(thread_id) or "thread"
@@ -105,10 +103,6 @@ def prepare(path: str, store: str) -> FileSystem:
         if not os.path.isdir(folder := os.path.join(path, name)):
             create_folder(folder)  # a copy may lack what was empty
 
-        if file_system(folder).mount != (system := file_system(path)).mount:
-            problem = f"{folder} is mounted alone, and keys and calls belong together"
-            raise StoreFailure("rejected", f"{problem}: mount the folder above")
-
     if len(os.listdir(folder)) < 256:
         for number in range(256):
             register = os.path.join(folder, f"{number:02x}.jsonl")
@@ -116,6 +110,7 @@ def prepare(path: str, store: str) -> FileSystem:
 
         sync_folder(folder)
 
+    system = file_system(path)
     system.warn()
     return system
 
@@ -162,13 +157,6 @@ def inspect(path: str) -> StoreInfo | None:
 
 
 # Files that are locked and synced
-
-
-def failure(exc: OSError, *, unknown: bool = False) -> StoreFailure:
-    """Return the kit's error; ``unknown``: the write may have been applied."""
-    failed = StoreFailure("unknown" if unknown else "rejected", str(exc))
-    failed.__cause__ = exc
-    return failed
 
 
 def lock(fd: int, path: str) -> None:

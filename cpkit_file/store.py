@@ -41,7 +41,6 @@ from cpkit.driver import (
     Findings,
     FullHandle,
     Heard,
-    Limits,
     Outcome,
     Snapshot,
     StoredCall,
@@ -51,7 +50,6 @@ from cpkit.driver import (
     Write,
     from_micros,
     listen_in_thread,
-    span,
     warn_once,
 )
 from cpkit.errors import InvalidURL
@@ -60,8 +58,8 @@ from cpkit.registry import url_path
 from cpkit_file import schema
 from cpkit_file.copies import check_copy, examine
 from cpkit_file.keys import newest_attempt
-from cpkit_file.log import Folder, opened, reading
-from cpkit_file.schema import LOG_NAME, failure, log_name, words_of
+from cpkit_file.log import Folder, Log
+from cpkit_file.schema import LOG_NAME, log_name, words_of
 from cpkit_file.workers import Workers
 from cpkit_file.writing import commit
 
@@ -87,7 +85,6 @@ class FileStore:
 
     Options: ClassVar[type[DriverOptions]] = FileOptions
     client_options: ClassVar[frozenset[str]] = frozenset()
-    limits = Limits()
     max_writes = 256
     timeout = None
     locks_threads = True
@@ -123,7 +120,9 @@ class FileStore:
 
     async def open(self) -> None:
         self._writers.loop = self._readers.loop = asyncio.get_running_loop()
-        self._system = await self._writers.run(_prepare, self._folder, self.name)
+        run, folder = self._writers.run, self._folder
+        self._system = await run(schema.prepare, folder.path, self.name)
+        await run(check_copy, folder)
 
     async def close(self) -> None:
         # It waits for operations whose callers were cancelled; not in the event loop's
@@ -178,8 +177,6 @@ class FileStore:
         if find_spec("watchfiles") is not None:
             try:
                 await listen_in_thread(partial(_follow, self._folder), heard)
-            except (FileNotFoundError, PermissionError) as exc:
-                raise failure(exc) from exc
             except (OSError, RuntimeError) as exc:  # watchfiles raises its own too
                 warn_once(f"{self.name}: {_DEAF} ({exc})")
                 raise StoreFailure("rejected", f"{_DEAF} ({exc})") from exc
@@ -203,44 +200,30 @@ class FileCheckpointer(FullHandle[MessageT]):
         super().__init__(store, message_type=message_type, options=known)
 
 
-def _prepare(folder: Folder, store: str) -> FileSystem:
-    system = schema.prepare(folder.path, store)
-    check_copy(folder)
-    return system
-
-
 # Reads, in a worker thread
 
 
 def _snapshot(
     folder: Folder, thread_id: str, start: int, stop: int | None, decode: Decode
 ) -> Snapshot | None:
-    with reading(folder, thread_id) as (log, index):
-        bodies = index.catch_up(log, keep=start == 0 and stop is None)
+    with Log(folder, folder.log(thread_id), thread_id) as log:
+        version, state = log.state(start, stop, pending=True)
 
-        if not index.learned.updated_at:
-            return None
+    if not state.updated_at:
+        return None
 
-        version = index.learned.version
-        first, last = span(start, stop, version, index.first)
-
-        if len(bodies) < last - first:
-            bodies = index.messages(log, first, last)
-
-        items, pending = index.items(log), index.read_calls(log, pending=True)
-
-    return Snapshot(decode(bodies, first), items, pending, version, first)
+    messages = decode(state.bodies, state.first)
+    return Snapshot(messages, state.items, state.calls, version, state.first)
 
 
 def _calls(folder: Folder, thread_id: str) -> list[StoredCall]:
-    with reading(folder, thread_id) as (log, index):
-        index.catch_up(log)
-        return index.read_calls(log)
+    with Log(folder, folder.log(thread_id), thread_id) as log:
+        return log.calls(whole=True)
 
 
 def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
-    with reading(folder, thread_id) as (log, index):
-        state = index.state(log)
+    with Log(folder, folder.log(thread_id), thread_id) as log:
+        _, state = log.state()
 
     if state.updated_at or state.calls:
         return StoredDump(*state[1:6], state.first)
@@ -255,7 +238,7 @@ def _ids(folder: Folder, prefix: str) -> dict[str, str]:
 
     for name in names:
         if name not in known and LOG_NAME.fullmatch(name):
-            with opened(aside, f"{folder.threads}/{name}") as log:
+            with Log(aside, f"{folder.threads}/{name}") as log:
                 if head := log.header():
                     known[name] = head["thread"]
 
@@ -277,22 +260,20 @@ def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo
     marker, known, is_erased = folder.infos.get(thread_id, (None, None, False))
 
     if (now := _marker(path)) != marker:
-        with opened(Folder(folder.path), path, thread_id) as log:
-            tail = log.find_tail()
-            created_at = log.header().get("created")
+        with Log(Folder(folder.path), path, thread_id) as log:
+            version, updated_at = log.find_tail()[-2:]
 
-            if (is_erased := not tail.updated_at) or not created_at:
-                log.index.catch_up(log)
-
-        times = [created_at or log.index.created_at, tail.updated_at]
-
-        if is_erased:  # of the first claim, and of the last claim or result
-            calls = [call for call, *_ in log.index.calls.values()]
-            times = [one.issued_at for one in calls]
-            times += [one.resolved_at for one in calls if one.resolved_at]
+            if is_erased := not updated_at:  # the first claim, the last claim or result
+                calls = log.calls()
+                times = [one.issued_at for one in calls]
+                times += [one.resolved_at for one in calls if one.resolved_at]
+            else:
+                # Erased calls may be before the line with the time of creation.
+                created_at = log.header().get("created")
+                times = [created_at or log.state(0, 0)[1].created_at or 0, updated_at]
 
         ends = (from_micros(min(times)), from_micros(max(times))) if times else None
-        known = ends and ThreadInfo(thread_id, tail.version, *ends)
+        known = ends and ThreadInfo(thread_id, version, *ends)
         folder.infos[thread_id] = now, known, is_erased
 
     return known if erased or not is_erased else None

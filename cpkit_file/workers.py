@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TypeAlias, TypeVar
 
-from cpkit_file.schema import failure
+from cpkit.driver import StoreFailure
 
 T = TypeVar("T")
 
 _Job: TypeAlias = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
+_Trips: TypeAlias = "SimpleQueue[tuple[Workers, list[_Job]] | None]"
 
 
 class Workers:
     """Threads of one event loop, up to ``limit``, which start when they are needed.
 
-    They are daemons, so that a handle that was not closed does not keep the program
-    alive, and they end when such a handle is forgotten. The way there and back costs a
-    third of that of a ``ThreadPoolExecutor``, and jobs that begin in one turn of the
+    They are daemons, and end when the handle is forgotten. The way there and back costs
+    a third of that of a ``ThreadPoolExecutor``, and jobs that begin in one turn of the
     loop share it.
     """
 
@@ -30,22 +30,12 @@ class Workers:
 
     def __init__(self, limit: int) -> None:
         self._limit = self._free = limit
-        self._started = 0
         self._waiting: list[_Job] = []
-        self._trips: SimpleQueue[tuple[Workers, list[_Job]] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._trips: _Trips = SimpleQueue()
+        self._threads: list[Thread] = []
 
     def run(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Do the work in a thread; it continues if the caller is cancelled."""
-        if self._started <= self._limit - self._free < self._limit:
-            name = f"cpkit-file-{self._started}"
-            thread = threading.Thread(
-                target=_serve, args=(self._trips,), name=name, daemon=True
-            )
-            thread.start()
-            self._threads.append(thread)
-            self._started += 1
-
         if not self._waiting:
             self.loop.call_soon(self._send)
 
@@ -66,6 +56,11 @@ class Workers:
 
     def _send(self) -> None:
         while self._waiting and self._free:
+            if len(self._threads) == self._limit - self._free:  # all are busy
+                thread = Thread(None, _serve, "cpkit-file", (self._trips,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
             share = -(-len(self._waiting) // self._free)
             self._free -= 1
             self._trips.put((self, self._waiting[:share]))
@@ -84,7 +79,7 @@ class Workers:
             self.loop.call_soon(self._send)
 
 
-def _serve(trips: SimpleQueue[tuple[Workers, list[_Job]] | None]) -> None:
+def _serve(trips: _Trips) -> None:
     """Do jobs until a trip is ``None``; in between nothing refers to the workers."""
     while (trip := trips.get()) is not None:
         workers, jobs = trip
@@ -92,9 +87,10 @@ def _serve(trips: SimpleQueue[tuple[Workers, list[_Job]] | None]) -> None:
 
         for answer, work, args in jobs:
             try:
-                done.append(partial(answer.set_result, work(*args)))
-            except OSError as exc:
-                done.append(partial(answer.set_exception, failure(exc)))
+                try:
+                    done.append(partial(answer.set_result, work(*args)))
+                except OSError as exc:
+                    raise StoreFailure("rejected", str(exc)) from exc
             except BaseException as exc:
                 done.append(partial(answer.set_exception, exc))
 

@@ -37,7 +37,7 @@ from cpkit.driver import (
 )
 from cpkit_file import lines, schema
 from cpkit_file.keys import attempts, find_call
-from cpkit_file.lines import SEAL, Lines
+from cpkit_file.lines import SEAL, Line
 from cpkit_file.log import Folder, Log, Tail
 
 # The endings of the file that keeps torn writes of a log for a person to see, and of
@@ -53,35 +53,19 @@ def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
     Raises ``StoreFailure("not sent", …)`` where another process keeps a lock.
     """
     thread_id = batch[0].thread_id
-    path = f"{folder.threads}/{schema.log_name(thread_id)}"
 
-    with Locked(folder, path, thread_id) as log:
-        version = log.tail.version
-
+    with Locked(folder, folder.log(thread_id), thread_id) as log:
         match batch:
-            case [Erase() | Trim() | EraseCalls() as one] if (
-                one.expected_version
-                not in (
-                    None,
-                    version,
-                )
-            ):
-                return [Conflict(version)]
-            case [Erase() as write]:
-                _erase(log, write.forget_keys)
-                return [None]
-            case [Trim() as write]:
-                return [_trim(log, min(write.before, version))]
-            case [EraseCalls() as write]:
-                return [_erase_calls(log, write)]
+            case [Erase() | Trim() | EraseCalls() as write]:
+                return [_remove(log, write)]
             case [Restore() as write]:
                 return [_restore(log, write)]
 
         writer = _Writer(log)
         outcomes = [writer.apply(write) for write in batch]
 
-        if writer.added.size:
-            log.append(writer.added, writer.version, writer.updated_at)
+        if writer.added:
+            log.append(writer.added)
 
         return outcomes
 
@@ -115,16 +99,16 @@ class Locked(Log):
                     self._set_aside(status.st_size)
 
                 return self
-            except FileNotFoundError:
-                schema.unlock(self.fd)  # it was removed or replaced before the lock
-            except BaseException:
+            except BaseException as exc:
                 schema.unlock(self.fd)
-                raise
+
+                if not isinstance(exc, FileNotFoundError):  # replaced before the lock
+                    raise
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            for name in self._registers:
-                self._registers[name].__exit__()
+            for path in self._registers:
+                self._registers[path].__exit__()
 
             if self.owner and not (self.tail.end or os.fstat(self.fd).st_size):
                 os.unlink(self.path)
@@ -133,31 +117,30 @@ class Locked(Log):
 
     def register(self, key: str) -> Locked:
         """Lock the register of a key too."""
-        if (name := schema.register_name(key)) not in self._registers:
-            register = Locked(self.folder, f"{self.folder.keys}/{name}")
-            self._registers[name] = register.__enter__()
+        if (path := self.folder.register(key)) not in self._registers:
+            self._registers[path] = Locked(self.folder, path).__enter__()
 
-        return self._registers[name]
+        return self._registers[path]
 
-    def append(self, added: Lines, version: int = 0, updated_at: int = 0) -> None:
-        """Write lines, the last of which says so, and put them and the name on disk."""
-        inode, end, *_ = self.tail
-        data, done = b"".join(added.all), 0
+    def append(self, added: Sequence[Line], *, together: bool = True) -> None:
+        """Write lines, and put them and the name on disk."""
+        inode, end, seal, *_ = self.tail
+        left = data = lines.sealed(seal, added, together=together)
 
         # Before the first line: a log that has lines has its name on disk.
         if self.owner and not end:
             sync_folder(self.folder.threads)
 
         try:
-            while done < added.size:
-                done += os.write(self.fd, data[done:])
+            while left:
+                left = left[os.write(self.fd, left) :]
         except OSError:
             os.ftruncate(self.fd, end)
             raise
 
         self.sync(schema.sync_content, self.fd)
-        said = added.sum, version, updated_at
-        self.tail = Tail(inode, end + added.size, data[-SEAL:], *said)
+        _, *said = added[-1]
+        self.tail = Tail(inode, end + len(data), data[-SEAL:], *said)
         self.index.tail = self.tail
 
     def sync(self, sync: Callable[[Any], None], what: int | str) -> None:
@@ -169,7 +152,7 @@ class Locked(Log):
             sync(what)
         except OSError as exc:
             self.folder.failed.add(self.path)
-            raise schema.failure(exc, unknown=True) from exc
+            raise StoreFailure("unknown", str(exc)) from exc
 
     def _set_aside(self, size: int) -> None:
         """Copy a torn write to another file, and cut it off."""
@@ -190,26 +173,24 @@ class _Writer:
     """Collects lines for the end of a log, after which the thread has this version."""
 
     def __init__(self, log: Locked) -> None:
-        self.added = Lines(log.tail.sum)
-        self.version = log.tail.version
-        self.updated_at = log.tail.updated_at
-        # Later than before, even if the clock is not: `cpkit.worker` compares it.
-        now = time.time_ns() // 1000
-        self._now = now if now > self.updated_at else self.updated_at + 1
+        self.added: list[Line] = []
         self._log = log
+        self._version, self._updated_at = log.tail.version, log.tail.updated_at
+        # Later than before, even if the clock is not: `cpkit.worker` compares it.
+        self._now = max(time.time_ns() // 1000, self._updated_at + 1)
         self._changed: dict[str, StoredCall] = {}
 
     def apply(self, write: Write) -> Outcome:
         match write:
             case Append():
-                if write.expected_version not in (None, self.version):
-                    return Conflict(self.version)
+                if write.expected_version not in (None, self._version):
+                    return Conflict(self._version)
 
                 if write.bodies or write.items:
                     content = lines.added(write.bodies, write.items)
                     self._add(content, len(write.bodies))
 
-                return self.version
+                return self._version
             case Merge():
                 self._add(lines.added([], write.items))
                 return None
@@ -240,37 +221,59 @@ class _Writer:
             return newest
 
         call = issued_call(write, newest, self._now)
-        claimed = Lines(register.tail.sum)
-        claimed.add(lines.claimed(call))
-        register.append(claimed)
+        register.append([lines.claimed(call)])
         self._changed[call.call_id] = call
         self._add(lines.recorded(call))
         return None
 
     def _find(self, thread_id: str, call_id: str) -> StoredCall | None:
         """Return a call of this thread or of another one."""
-        log = self._log
+        if thread_id != self._log.owner:
+            return find_call(self._log.folder, thread_id, call_id, synced=True)
 
-        if thread_id != log.owner:
-            return find_call(log.folder, thread_id, call_id, synced=True)
-
-        if call_id in self._changed:
-            return self._changed[call_id]
-
-        with log.index.lock:
-            log.index.catch_up(log)
-            return log.index.call(log, call_id)
+        return self._changed.get(call_id) or self._log.call(call_id)
 
     def _add(self, content: bytes, messages: int = 0, *, changes: bool = True) -> None:
         """Add the line of an operation, which ``changes`` the thread."""
         if changes:
-            if not (self._log.tail.end or self.added.size):
-                self.added.add(lines.header(self._log.owner, self._now))
+            if not self._updated_at:
+                self.added.append(lines.header(self._log.owner, self._now))
 
-            self.version += messages
-            self.updated_at = self._now
+            self._version += messages
+            self._updated_at = self._now
 
-        self.added.add(content, self.version, self.updated_at)
+        self.added.append((content, self._version, self._updated_at))
+
+
+def _remove(log: Locked, write: Erase | Trim | EraseCalls) -> Outcome:
+    """Remove a part of a thread: put a log in its place that has the rest."""
+    version = log.tail.version
+
+    if write.expected_version not in (None, version):
+        return Conflict(version)
+
+    match write:
+        case Erase():
+            _erase(log, write.forget_keys)
+            return None
+        case Trim():
+            before = min(write.before, version)
+            removed = max(0, before - log.state(0, 0)[1].first)
+
+            if removed:
+                _replace(log, log.state(before)[1])
+        case EraseCalls():
+            removed = sum(is_erased_by(call, write) for call in log.calls())
+
+            if removed:
+                _, left = log.state()
+                calls = [
+                    erased_call(call) if is_erased_by(call, write) else call
+                    for call in left.calls
+                ]
+                _replace(log, left._replace(calls=calls))
+
+    return removed
 
 
 def _erase(log: Locked, forget_keys: bool) -> None:
@@ -284,54 +287,27 @@ def _erase(log: Locked, forget_keys: bool) -> None:
     if not log.tail.end or not (log.tail.updated_at or forget_keys):
         return
 
-    calls = _calls(log)
+    calls = log.calls()
 
     if calls and not forget_keys:
         erased = [erased_call(call) for call in calls]
-        return _replace(log, Restore(log.owner, [], [], erased, None, None))
+        _replace(log, Restore(log.owner, [], [], erased, None, None))
+    else:
+        for call in calls:
+            log.register(call.idempotency_key)
 
-    for call in calls:
-        log.register(call.idempotency_key)
-
-    os.unlink(log.path)
-    log.sync(sync_folder, log.folder.threads)
-
-
-def _trim(log: Locked, before: int) -> int:
-    """Remove the oldest messages: put a log in its place that has all but these."""
-    first: int = log.header().get("trimmed", 0)
-
-    if before > first:
-        with log.index.lock:
-            left = log.index.state(log, before)
-
-        _replace(log, left)
-
-    return max(0, before - first)
-
-
-def _erase_calls(log: Locked, write: EraseCalls) -> int:
-    """Erase old calls: put a log in its place that has the others, and all the rest."""
-    old = {one.call_id for one in _calls(log) if is_erased_by(one, write)}
-
-    if old:
-        with log.index.lock:
-            left = log.index.state(log)
-
-        calls = [erased_call(c) if c.call_id in old else c for c in left.calls]
-        _replace(log, left._replace(calls=calls))
-
-    return len(old)
+        os.unlink(log.path)
+        log.sync(sync_folder, log.folder.threads)
 
 
 def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
     """Create a thread as it was dumped; its log appears whole, after its keys."""
-    if log.tail.updated_at or _calls(log):
+    if log.tail.updated_at or log.calls():
         return Conflict(log.tail.version)
 
     find = partial(find_call, log.folder, synced=True)
     others: dict[str, list[StoredCall]] = {}
-    claimed: dict[Locked, Lines] = {}
+    claimed: dict[Locked, list[Line]] = {}
 
     for call in write.calls:
         register = log.register(key := call.idempotency_key)
@@ -342,7 +318,7 @@ def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
         if key_is_held(call, others[key]):
             return KeyHeld(key, others[key][0].thread_id)
 
-        claimed.setdefault(register, Lines(register.tail.sum)).add(lines.claimed(call))
+        claimed.setdefault(register, []).append(lines.claimed(call))
 
     for register, added in claimed.items():
         register.append(added)
@@ -351,33 +327,22 @@ def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
     return None
 
 
-def _calls(log: Locked) -> list[StoredCall]:
-    """Return the calls of a log, without args and results."""
-    with log.index.lock:
-        log.index.catch_up(log)
-        return [call for call, *_ in log.index.calls.values()]
-
-
 def _replace(log: Locked, state: Restore) -> None:
     """Replace the log by one with just this; it is locked until it is on disk."""
-    added = Lines(0, together=False)
-    added.add(lines.header(log.owner, state.created_at, state.first))
     version, updated_at = state.first + len(state.bodies), state.updated_at or 0
-
-    for position, body in enumerate(state.bodies, state.first + 1):
-        added.add(lines.added([body], ()), position, updated_at)
+    added = [lines.header(log.owner, state.created_at, state.first)]
+    messages = enumerate(state.bodies, state.first + 1)
+    added += [(lines.added([body], ()), n, updated_at) for n, body in messages]
 
     if updated_at:
-        added.add(lines.added([], state.items), version, updated_at)
+        added.append((lines.added([], state.items), version, updated_at))
 
-    for call in state.calls:
-        added.add(lines.recorded(call), version, updated_at)
-
+    added += [(lines.recorded(call), version, updated_at) for call in state.calls]
     _clean(log)
     draft = log.path + _DRAFT
 
     with Locked(log.folder, draft) as file:
-        file.append(added, version, updated_at)
+        file.append(added, together=False)
         os.rename(draft, log.path)
         log.tail = log.index.tail = file.tail
         log.sync(sync_folder, log.folder.threads)

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import pytest
 
-from cpkit import CorruptThread, ToolCall
+from cpkit import ToolCall
 from cpkit.driver.codec import from_micros
 from cpkit_file import FileCheckpointer, lines
 
@@ -54,10 +54,11 @@ ERASED = f"""\
 "24324b11"]}}
 {{"call":\t{{"call_id":"c3","status":"completed","resolved_at":{T}}}\t,"at":[null,\
 "c01dbc8e"]}}
-{{"add":{{}},"at":[1,{T},"0bd63e78"]}}
+{{"thread":"t","created":{T},"at":[null,"f8cd6650"]}}
+{{"add":{{}},"at":[1,{T},65,"0350c90d"]}}
 """
 TRIMMED = f"""\
-{{"trimmed":2,"thread":"t","created":{T},"at":[null,"CCCCCCCC"]}}
+{{"thread":"t","created":{T},"trimmed":2,"at":[null,"CCCCCCCC"]}}
 {{"add":{{"n":100000000000000000000}},"at":[3,{T},"CCCCCCCC"]}}
 {{"add":{{}},"at":[4,{T},"CCCCCCCC"]}}
 {{"extra":{{\t"plan"\t:\tnull\t,\t"a b"\t:\t["x"]\t,\t"n"\t:\t1\t}},\
@@ -189,19 +190,6 @@ async def test_a_frozen_trim_is_read(home: Path) -> None:
         assert await other.read("t", -2) == await other.read("t", 3) == [{}, {"n": 5}]
         (info,) = await cp.list_threads()
         assert info.created_at == (await cp.list_calls("t"))[0].issued_at
-
-
-async def test_a_version_that_does_not_trim_calls_a_trimmed_log_damaged(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would take its messages for those at the positions from 0 on."""
-    monkeypatch.setattr(lines, "TRIMMED", lines.HEAD)
-    restore(home, sealed(TRIMMED))
-
-    async with Store(home) as cp:
-        for read in (cp.load("t"), cp.read("t", -1), cp.list_calls("t")):
-            with pytest.raises(CorruptThread, match="not a kind of line"):
-                await read
 
 
 async def test_a_frozen_store_is_read(home: Path) -> None:

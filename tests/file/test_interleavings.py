@@ -31,7 +31,7 @@ from cpkit.driver import (
 from cpkit.memory import MemoryStore
 from cpkit.records import CallStatus
 from cpkit_file import keys, schema, store, writing
-from cpkit_file.lines import Lines, claimed, header
+from cpkit_file.lines import Line, claimed, header, sealed
 from cpkit_file.log import Folder
 from cpkit_file.schema import log_name, register_name
 from tests.file.schedules import Killed, explore, fail_at, kill_before, patched
@@ -98,20 +98,18 @@ def _claim(home: Path, *places: tuple[str, str, int]) -> None:
     folder = Folder(str(home))
 
     with writing.Locked(folder, str(path)) as register:
-        left = Lines(register.tail.sum)
+        left: list[Line] = []
 
         for thread_id, call_id, attempt in places:
             call = restore(thread_id, attempt).calls[0]._replace(call_id=call_id)
-            left.add(claimed(call))
+            left.append(claimed(call))
 
         register.append(left)
 
 
 def _begin(home: Path) -> None:
     """Leave the first line of a log, whose first operation was lost."""
-    begun = Lines(0)
-    begun.add(header("t", 1795232045123456))
-    _write(home, begun.all[0])
+    _write(home, sealed(b"", [header("t", 1795232045123456)]))
 
 
 # Of what was written together, a power loss took a part.

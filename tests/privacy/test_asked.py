@@ -13,7 +13,7 @@ from cpkit import CorruptThread, ToolCall, open_checkpointer
 from cpkit.driver import handle_over
 from cpkit.driver.key_value import _hash, _number
 from cpkit.driver.sealed import SealedStore
-from cpkit_file.lines import SEAL, Lines, sum_after
+from cpkit_file.lines import SEAL, sealed
 from tests.driver.test_key_value import _Dict
 from tests.privacy.raw import ring
 
@@ -88,9 +88,8 @@ async def test_a_file_with_a_call_of_another_thread(tmp_path: Path) -> None:
     content = line[: line.rfind(b',"at":[')]
     moved = content.replace(b'"call_id"', b'"thread_id":"a","call_id"', 1)
     whole = logs["b"].read_bytes()
-    lines = Lines(sum_after(whole[-SEAL:]), together=False)
-    lines.add(moved, 1, 1_800_000_000_000_000)
-    logs["b"].write_bytes(whole + b"".join(lines.all))
+    added = sealed(whole[-SEAL:], [(moved, 1, 1_800_000_000_000_000)])
+    logs["b"].write_bytes(whole + added)
 
     async with open_checkpointer(url, keyring=ring()) as opened:
         cp: Any = opened
