@@ -2,9 +2,8 @@
 
 A copy that was made while agents wrote can have registers that are older than its
 logs, and so can a folder where a backup was restored over newer files. A paid key
-would be claimed again. So the first opening of such a folder reads all logs. To make a
-key known when its log is read would be too late: a claim looks at the key's register
-and at the logs that it names, and never at the other logs.
+would be claimed again: a claim looks only at the logs that the key's register names.
+So the first opening of such a folder reads all logs.
 """
 
 from __future__ import annotations
@@ -13,17 +12,14 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import groupby, islice
+from itertools import groupby
 
-from cpkit.driver import Findings, StoredCall
+from cpkit.driver import StoredCall
 from cpkit.errors import CorruptThread
 from cpkit_file.lines import claimed
 from cpkit_file.log import Folder, Log
 from cpkit_file.schema import LOG_NAME, REGISTER_NAME, locked
 from cpkit_file.writing import Locked
-
-# Logs that `examine` looks at unless it looks at all.
-_BOUND = 2000
 
 
 def check_copy(folder: Folder) -> None:
@@ -38,11 +34,12 @@ def check_copy(folder: Folder) -> None:
         def register_of(call: StoredCall) -> str:
             return folder.register(call.idempotency_key)
 
-        unknown = sorted(_unknown(folder, []), key=register_of)
+        calls = _calls(folder, folder.threads, LOG_NAME, [])
+        unknown = [call for call in calls if not _is_known(folder, call)]
 
-        for path, calls in groupby(unknown, register_of):
+        for path, added in groupby(sorted(unknown, key=register_of), register_of):
             with Locked(folder, path) as register:
-                register.append([*map(claimed, calls)])
+                register.append([*map(claimed, added)])
 
         changed = os.stat(folder.keys).st_ctime_ns
 
@@ -59,44 +56,21 @@ def _is_checked(folder: Folder) -> bool:
     return os.stat(folder.mark).st_mtime_ns == os.stat(folder.keys).st_ctime_ns
 
 
-def examine(folder: Folder, whole: bool) -> Findings:
-    """Count calls without their keys in the first logs.
-
-    Looks at all logs, and for damage, if it is to be ``whole``.
-    """
+def examine(folder: Folder) -> list[str]:
+    """Read all lines of all logs and registers; return what is damaged."""
     damaged: list[str] = []
-    unknown = _unknown(folder, damaged, None if whole else _BOUND)
-    advice = [
-        f"{len(unknown)} calls, such as {one.call_id!r} in thread {one.thread_id!r}, "
-        f"have no key in used-keys/, and could be made again: stop the agents, run "
-        f"touch '{folder.mark}', and open the store"
-        for one in unknown[:1]
-    ]
 
-    if not whole:
-        return Findings((), advice)
+    for place, names in (folder.threads, LOG_NAME), (folder.keys, REGISTER_NAME):
+        list(_calls(folder, place, names, damaged))
 
-    list(_calls(folder, folder.keys, REGISTER_NAME, damaged))
-    return Findings(damaged, advice)
-
-
-def _unknown(
-    folder: Folder, damaged: list[str], limit: int | None = None
-) -> list[StoredCall]:
-    """Return the calls that their registers do not lead to."""
-    calls = _calls(folder, folder.threads, LOG_NAME, damaged, limit)
-    return [call for call in calls if not _is_known(folder, call)]
+    return damaged
 
 
 def _calls(
-    folder: Folder,
-    place: str,
-    names: re.Pattern[str],
-    damaged: list[str],
-    limit: int | None = None,
+    folder: Folder, place: str, names: re.Pattern[str], damaged: list[str]
 ) -> Iterator[StoredCall]:
     """Read whole logs or registers, yield the calls, and note what is damaged."""
-    for name in islice(filter(names.fullmatch, sorted(os.listdir(place))), limit):
+    for name in filter(names.fullmatch, sorted(os.listdir(place))):
         try:
             with Log(folder, f"{place}/{name}") as log:
                 log.owner = log.header().get("thread", "")
