@@ -106,12 +106,11 @@ class Log:
             found = self.index.calls.get(call_id)
             return self._whole(*found) if found else None
 
-    def calls(self, *, whole: bool = False) -> list[StoredCall]:
-        """Return all calls; with args and results, if they are to be ``whole``."""
+    def calls(self) -> list[StoredCall]:
+        """Return all calls, without args and results."""
         with self.index.lock:
             self.index.catch_up(self)
-            found = self.index.calls.values()
-            return [self._whole(*one) if whole else one[0] for one in found]
+            return [call for call, *_ in self.index.calls.values()]
 
     def state(
         self, start: int = 0, stop: int | None = None, *, pending: bool = False

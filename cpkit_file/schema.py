@@ -110,7 +110,7 @@ def prepare(path: str, store: str) -> FileSystem:
 
         sync_folder(folder)
 
-    system = file_system(path)
+    system = file_system(os.path.join(path, THREADS))
     system.warn()
     return system
 

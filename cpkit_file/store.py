@@ -221,7 +221,7 @@ def _snapshot(
 
 def _calls(folder: Folder, thread_id: str) -> list[StoredCall]:
     with Log(folder, folder.log(thread_id), thread_id) as log:
-        return log.calls(whole=True)
+        return log.state(0, 0)[1].calls
 
 
 def _dump(folder: Folder, thread_id: str) -> StoredDump | None:

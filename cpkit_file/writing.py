@@ -306,17 +306,14 @@ def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
         return Conflict(log.tail.version)
 
     find = partial(find_call, log.folder, synced=True)
-    others: dict[str, list[StoredCall]] = {}
     claimed: dict[Locked, list[Line]] = {}
 
     for call in write.calls:
         register = log.register(key := call.idempotency_key)
+        others = [*filter(None, attempts(register, key, find))]
 
-        if key not in others:
-            others[key] = [*filter(None, attempts(register, key, find))]
-
-        if key_is_held(call, others[key]):
-            return KeyHeld(key, others[key][0].thread_id)
+        if key_is_held(call, others):
+            return KeyHeld(key, others[0].thread_id)
 
         claimed.setdefault(register, []).append(lines.claimed(call))
 
