@@ -142,7 +142,7 @@ def fits(seal: bytes, data: bytes) -> bool:
 
 def intact(seal: bytes, data: bytes) -> int:
     """Return how many bytes of lines continue the line with this seal."""
-    start = len(data) if fits(seal, data) else 0
+    start = 0
 
     while (stop := data.find(b"\n", start) + 1) and fits(seal, data[start:stop]):
         seal, start = data[stop - SEAL : stop], stop

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -207,39 +206,3 @@ async def test_no_operation_waits_longer_than_the_timeout(
 
         assert await cp.dump_thread("t") == dump
         assert await cp.record_issued("t", call) is None
-
-
-# From Python 3.12 on, because other threads are running; the child only waits.
-@pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_child_forked_during_a_write_keeps_no_lock(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It inherits the descriptor and so the lock, which is released explicitly."""
-    children = []
-    sync = os.fdatasync
-
-    def fork_and_sync(fd: int) -> None:
-        child = os.fork()
-
-        if child == 0:
-            signal.pause()
-
-        children.append(child)
-        sync(fd)
-
-    async def use() -> None:
-        async with Store(home) as cp:
-            await cp.append("t", [{}])
-            monkeypatch.setattr(os, "fdatasync", fork_and_sync)
-            await cp.append("t", [{}])
-            monkeypatch.undo()
-            assert await cp.append("t", [{}]) == 3
-
-    try:
-        asyncio.run(use())
-    finally:
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-    assert len(children) == 1
