@@ -23,16 +23,21 @@ from cpkit_file.writing import Locked
 
 
 def check_copy(folder: Folder) -> None:
-    """Make the key of each call known, unless this folder was checked before."""
-    if _is_checked(folder) or not os.access(folder.path, os.W_OK):
+    """Make the key of each call known, unless this folder was checked before.
+
+    Then cpkit.json has the time of the last change of ``used-keys/``. That time changes
+    with the names there, which stay the same after the creation of the store. No
+    program can set it, so a copy has another one.
+    """
+    if not os.access(folder.path, os.W_OK):
         return
 
-    with locked(folder.path):  # others may open the copy now
-        if _is_checked(folder):
-            return
+    def register_of(call: StoredCall) -> str:
+        return folder.register(call.idempotency_key)
 
-        def register_of(call: StoredCall) -> str:
-            return folder.register(call.idempotency_key)
+    with locked(folder.path):  # others may open the copy now
+        if os.stat(folder.mark).st_mtime_ns == os.stat(folder.keys).st_ctime_ns:
+            return
 
         calls = _calls(folder, folder.threads, LOG_NAME, [])
         unknown = [call for call in calls if not _is_known(folder, call)]
@@ -45,15 +50,6 @@ def check_copy(folder: Folder) -> None:
 
         with suppress(PermissionError):  # the owner's next opening checks again
             os.utime(folder.mark, ns=(changed, changed))
-
-
-def _is_checked(folder: Folder) -> bool:
-    """Return whether cpkit.json has the time of the last change of ``used-keys/``.
-
-    That time changes with the names there, which stay the same after the creation of
-    the store. No program can set it, so a copy has another one.
-    """
-    return os.stat(folder.mark).st_mtime_ns == os.stat(folder.keys).st_ctime_ns
 
 
 def examine(folder: Folder) -> list[str]:
