@@ -2,8 +2,9 @@
 
 A copy that was made while agents wrote can have registers that are older than its
 logs, and so can a folder where a backup was restored over newer files. A paid key
-would be claimed again: a claim looks only at the logs that the key's register names.
-So the first opening of such a folder reads all logs.
+would be claimed again. So the first opening of such a folder reads all logs. To make a
+key known when its log is read would be too late: a claim looks at the key's register
+and at the logs that it names, and never at the other logs.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, islice
 
-from cpkit.driver import StoredCall
+from cpkit.driver import Findings, StoredCall
 from cpkit.errors import CorruptThread
 from cpkit_file.lines import claimed
 from cpkit_file.log import Folder, Log
 from cpkit_file.schema import LOG_NAME, REGISTER_NAME, locked
 from cpkit_file.writing import Locked
+
+# Logs that `examine` looks at unless it looks at all.
+_BOUND = 2000
 
 
 def check_copy(folder: Folder) -> None:
@@ -39,8 +43,7 @@ def check_copy(folder: Folder) -> None:
         if os.stat(folder.mark).st_mtime_ns == os.stat(folder.keys).st_ctime_ns:
             return
 
-        calls = _calls(folder, folder.threads, LOG_NAME, [])
-        unknown = [call for call in calls if not _is_known(folder, call)]
+        unknown = [one for one in _calls(folder, []) if not _is_known(folder, one)]
 
         for path, added in groupby(sorted(unknown, key=register_of), register_of):
             with Locked(folder, path) as register:
@@ -52,27 +55,58 @@ def check_copy(folder: Folder) -> None:
             os.utime(folder.mark, ns=(changed, changed))
 
 
-def examine(folder: Folder) -> list[str]:
-    """Read all lines of all logs and registers; return what is damaged."""
+def examine(folder: Folder, whole: bool) -> Findings:
+    """Count calls without their keys, and keys without their calls.
+
+    Looks at the first logs; at all, and for damage, if it is to be ``whole``.
+    """
     damaged: list[str] = []
+    facts: dict[str, str] = {}
+    calls = [*_calls(folder, damaged, None if whole else _BOUND)]
+    unknown = [one for one in calls if not _is_known(folder, one)]
+    advice = [
+        f"{len(unknown)} calls, such as {one.call_id!r} in thread {one.thread_id!r}, "
+        "have no key in used-keys/, and could be made again: stop the agents, run "
+        f"touch '{folder.mark}', and open the store"
+        for one in unknown[:1]
+    ]
 
-    for place, names in (folder.threads, LOG_NAME), (folder.keys, REGISTER_NAME):
-        list(_calls(folder, place, names, damaged))
+    if whole or len(os.listdir(folder.threads)) <= _BOUND:
+        registers = _files(folder, folder.keys, REGISTER_NAME, damaged)
+        claims = [len(one) for log in registers for one in log.index.claims.values()]
 
-    return damaged
+        if (void := sum(claims) - len(calls) + len(unknown)) > 0:
+            words = f"{void} lines of used-keys/ without a call: harmless"
+            facts["void keys"] = words
+
+    return Findings(damaged if whole else [], advice, facts)
 
 
 def _calls(
-    folder: Folder, place: str, names: re.Pattern[str], damaged: list[str]
+    folder: Folder, damaged: list[str], limit: int | None = None
 ) -> Iterator[StoredCall]:
-    """Read whole logs or registers, yield the calls, and note what is damaged."""
-    for name in filter(names.fullmatch, sorted(os.listdir(place))):
-        try:
-            with Log(folder, f"{place}/{name}") as log:
+    """Yield the calls of the logs."""
+    for log in _files(folder, folder.threads, LOG_NAME, damaged, limit):
+        yield from log.calls()
+
+
+def _files(
+    folder: Folder,
+    place: str,
+    names: re.Pattern[str],
+    damaged: list[str],
+    limit: int | None = None,
+) -> Iterator[Log]:
+    """Read all lines of logs or registers, yield these, and note what is damaged."""
+    for name in islice(filter(names.fullmatch, sorted(os.listdir(place))), limit):
+        with Log(folder, f"{place}/{name}") as log:
+            try:
                 log.owner = log.header().get("thread", "")
-                yield from log.calls()
-        except CorruptThread as exc:
-            damaged.append(str(exc))
+                log.calls()
+            except CorruptThread as exc:
+                damaged.append(str(exc))
+            else:
+                yield log
 
 
 def _is_known(folder: Folder, call: StoredCall) -> bool:

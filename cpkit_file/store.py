@@ -116,10 +116,7 @@ class FileStore:
 
     @staticmethod
     async def examine(url: str, options: DriverOptions, whole: bool) -> Findings:
-        if not whole:
-            return Findings()
-
-        return Findings(await aiofiles.os.wrap(examine)(Folder(url_path(url))))
+        return await aiofiles.os.wrap(examine)(Folder(url_path(url)), whole)
 
     async def open(self) -> None:
         self._writers.loop = self._readers.loop = asyncio.get_running_loop()

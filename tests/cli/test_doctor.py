@@ -266,8 +266,8 @@ def test_the_check_of_the_engine_finds_damage(tmp_path: Path) -> None:
     assert str(path) in ended.json["damaged"][0]
 
 
-def test_the_check_follows_every_key_of_files(tmp_path: Path) -> None:
-    """The cure of the manual works."""
+def test_keys_without_calls_and_calls_without_keys_are_counted(tmp_path: Path) -> None:
+    """The first are harmless, and the cure of the others is named and works."""
     url = fresh_url("file", tmp_path)
 
     async def fill(cp: Store) -> None:
@@ -280,10 +280,13 @@ def test_the_check_follows_every_key_of_files(tmp_path: Path) -> None:
     home = tmp_path / "store"
     register = home / "used-keys" / register_name("lost")
     register.write_bytes(b"")
-    [damage] = invoke("doctor", url, "--json", "--check").json["damaged"]
-    assert damage.startswith("call 'c' of thread 'lost' has lost its key 'lost'")
+    found = invoke("doctor", url, "--json", "--read-only").json
+    assert found["facts"]["void keys"].startswith("1 lines")
+    [advice] = [one for one in found["advice"] if "used-keys" in one]
+    assert advice.startswith("1 calls, such as 'c' in thread 'lost'")
     (home / "cpkit.json").touch()
-    assert invoke("doctor", url, "--json", "--check").json["damaged"] == []
+    cured = invoke("doctor", url, "--json", "--read-only").json
+    assert not [one for one in cured["advice"] if "used-keys" in one]
     assert register.read_bytes()
 
 

@@ -176,4 +176,4 @@ async def test_a_copy_of_a_trimmed_thread_is_examined_like_others(home: Path) ->
         assert await cp.record_issued("u", CALL) == await cp.find_call("key")
 
     found = await FileStore.examine(f"file://{copy}", FileStore.Options(), True)
-    assert found == Findings([])
+    assert found == Findings([], [], {})
