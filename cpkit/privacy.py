@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from cpkit.driver.seal import as_bytes, head_if_sealed, key_id_of
-from cpkit.driver.sealed import SealedStore, Seals
+from cpkit.driver.examine import Seals, examine
+from cpkit.driver.sealed import SealedStore
 from cpkit.driver.writes import Append
 from cpkit.errors import CorruptThread, KeyMissing, VersionConflict
 from cpkit.records import ThreadInfo
@@ -107,14 +107,15 @@ async def rewrap(
             threads += 1
 
             try:
-                outcome, seals = await _rewrap(cp, store, info.thread_id)
-            except (CorruptThread, KeyMissing) as exc:
-                told = damaged if isinstance(exc, CorruptThread) else missing
-                told.append(str(exc))
-                in_use |= await _key_ids(store, info.thread_id)
+                outcome, seals = await _rewrap(cp, info.thread_id)
+            except CorruptThread as exc:  # a row that the store cannot read
+                damaged.append(str(exc))
                 continue
 
-            damaged += seals.damaged
+            for fault in seals.faults:
+                told = damaged if isinstance(fault, CorruptThread) else missing
+                told.append(str(fault))
+
             rewrapped += outcome == "rewrapped"
             with_plain += bool(seals.plain)
 
@@ -124,8 +125,8 @@ async def rewrap(
             if outcome == "busy":
                 busy.append(info.thread_id)
 
-            if outcome == "busy" or seals.damaged:
-                in_use |= await _key_ids(store, info.thread_id)
+            if outcome == "busy" or seals.faults:
+                in_use |= seals.key_ids
 
         progress(len(page))
 
@@ -133,10 +134,10 @@ async def rewrap(
     return Rewrapped(threads, rewrapped, with_plain, busy, damaged, missing, used)
 
 
-async def _rewrap(cp: Any, store: SealedStore, thread_id: str) -> tuple[str, Seals]:
+async def _rewrap(cp: Any, thread_id: str) -> tuple[str, Seals]:
     """Add the records that a thread lacks, unless other writers come first."""
     for _ in range(_TRIES):
-        seals = await store.examine(thread_id)
+        seals = await examine(cp, thread_id)
 
         if not seals.records:
             return "done", seals
@@ -147,21 +148,6 @@ async def _rewrap(cp: Any, store: SealedStore, thread_id: str) -> tuple[str, Sea
             return "rewrapped", seals
 
     return "busy", seals
-
-
-async def _key_ids(store: SealedStore, thread_id: str) -> set[str]:
-    """Return the ids of the keys that wrapped the data keys of a thread's values."""
-    raw = store._store
-    found = await raw.snapshot(thread_id, 0, None, lambda rows, _: [*rows])
-    values = (
-        [] if found is None else [*found.messages, *(one for _, one in found.items)]
-    )
-
-    for call in await raw.calls(thread_id) if hasattr(store, "calls") else ():
-        values += [call.args, call.result or b""]
-
-    heads = {head_if_sealed(as_bytes(one)) for one in values}
-    return {one for head in heads if head and (one := key_id_of(head)) is not None}
 
 
 async def erase(

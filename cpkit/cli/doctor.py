@@ -31,6 +31,7 @@ from cpkit.cli.stores import (
     supports,
 )
 from cpkit.driver import Limits, StoreInfo
+from cpkit.driver.examine import examine
 from cpkit.driver.sealed import SealedStore
 from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD
 from cpkit.errors import BackendUnavailable, CorruptThread, KeyMissing
@@ -253,9 +254,7 @@ async def _sealed(
     Of so many threads it looks at the newest message, extra and calls; of all, at all.
     Adds to ``missing`` where the ring lacks a key.
     """
-    store = getattr(cp, "store", None)
-
-    if not isinstance(store, SealedStore):
+    if not isinstance(getattr(cp, "store", None), SealedStore):
         return {}
 
     plain = count = 0
@@ -264,12 +263,13 @@ async def _sealed(
         for info in page:
             start = 0 if bound is None else -1
 
-            try:
-                plain += bool((await store.examine(info.thread_id, start)).plain)
-            except CorruptThread:  # which the survey has told
-                continue
-            except KeyMissing as exc:
-                missing.setdefault(info.thread_id, str(exc))
+            with suppress(CorruptThread):  # which the survey has told
+                seals = await examine(cp, info.thread_id, start)
+                plain += bool(seals.plain)
+
+                for fault in seals.faults:
+                    if isinstance(fault, KeyMissing):
+                        missing.setdefault(info.thread_id, str(fault))
 
         count += len(page)
 

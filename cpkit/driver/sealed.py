@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from cpkit.driver.codec import Codec
 from cpkit.driver.seal import (
@@ -29,13 +28,11 @@ from cpkit.driver.seal import (
     Sealer,
     as_bytes,
     decode_text,
-    head_if_sealed,
     head_of,
     is_record,
     is_sealed,
     key_id_of,
     make_room,
-    record_key,
 )
 from cpkit.driver.store import (
     Decode,
@@ -67,7 +64,7 @@ from cpkit.errors import CheckpointerError, CorruptThread, KeyMissing, PayloadTo
 from cpkit.keyring import HASHED, Keyring, keyring_at
 from cpkit.records import Durability
 
-__all__ = ["SealedStore", "Seals"]
+__all__ = ["SealedStore", "args_place", "extra_key", "result_place"]
 
 T = TypeVar("T")
 
@@ -82,21 +79,6 @@ _LOOK_PAUSE = 1.0
 _KNOWN_FOR = 60.0
 # Messages that are opened in one step.
 _AT_ONCE = 256
-
-
-class Seals(NamedTuple):
-    """How a thread is sealed: how many of its values are, and how many are plain.
-
-    ``records`` are to be merged into extra at this version: the data keys that an older
-    key of the ring wrapped, under the newest key. ``damaged`` says where values are
-    that do not open, if no other value has the same data key.
-    """
-
-    version: int
-    records: list[tuple[bytes, bytes]]
-    sealed: int
-    plain: int
-    damaged: list[str]
 
 
 class SealedStore(Sealer):
@@ -300,7 +282,7 @@ class SealedStore(Sealer):
             return sealed
 
         if isinstance(write, Resolve):
-            place = _result_place(write.call_id, write.status)
+            place = result_place(write.call_id, write.status)
             result = self._sealed(thread, write.result, thread.bound + place)
             return write._replace(result=result)
 
@@ -336,7 +318,7 @@ class SealedStore(Sealer):
         if hashed != key:
             args = b"%b\0%b" % (key.encode(), args)
 
-        place = _args_place(call.call_id, hashed, call.tool_name)
+        place = args_place(call.call_id, hashed, call.tool_name)
         sealed = self._sealed(thread, args, thread.bound + place)
         return call._replace(args=sealed, idempotency_key=hashed)
 
@@ -354,7 +336,7 @@ class SealedStore(Sealer):
             sealed = self._sealed_args(thread, call, call.idempotency_key)
 
             if call.result is not None:
-                place = _result_place(call.call_id, call.status)
+                place = result_place(call.call_id, call.status)
                 text = self._sealed(thread, as_bytes(call.result), thread.bound + place)
                 sealed = sealed._replace(result=text)
 
@@ -617,7 +599,7 @@ class SealedStore(Sealer):
             key = as_bytes(given)
 
             if not is_record(key, as_bytes(value)):
-                text = self._opened(value, thread_id, b"x" + key, _extra_key(key))
+                text = self._opened(value, thread_id, b"x" + key, extra_key(key))
                 found.append((key, text))
 
         return found
@@ -666,7 +648,7 @@ class SealedStore(Sealer):
 
         thread_id, call_id = stored.thread_id, stored.call_id
         where = f"call {call_id!r}"
-        place = _args_place(call_id, hashed, stored.tool_name)
+        place = args_place(call_id, hashed, stored.tool_name)
         args = self._opened(stored.args, thread_id, place, where)
         shown, separator, rest = args.partition(b"\0")
 
@@ -677,91 +659,10 @@ class SealedStore(Sealer):
         result = stored.result
 
         if result is not None:
-            place = _result_place(call_id, stored.status)
+            place = result_place(call_id, stored.status)
             result = self._opened(result, thread_id, place, where)
 
         return stored._replace(args=args, result=result)
-
-    # For people
-
-    async def examine(self, thread_id: str, start: int = 0) -> Seals:
-        """Return how the values of a thread are sealed; messages from ``start`` on.
-
-        A data key of an older key of the ring gets a record only if a value opens in
-        its place with it. Otherwise a value of a deleted thread that was put into
-        another one would keep its data key alive.
-        """
-
-        async def read() -> Seals:
-            return await self._examine(thread_id, start)
-
-        return await self._retried(thread_id, read)
-
-    async def _examine(self, thread_id: str, start: int) -> Seals:
-        newest = self._ring.newest
-        # For each head, and for the plain values: how many values, and what is wrong.
-        counts: Counter[bytes | None] = Counter()
-        faults: dict[bytes, CorruptThread | None] = {}
-
-        def look(value: bytes | str, place: bytes, where: str) -> bytes | None:
-            head = head_if_sealed(value)
-            counts[head] += 1
-            is_old = head is not None and key_id_of(head) != newest
-
-            if head is not None and is_old and faults.get(head, head) is not None:
-                try:
-                    self._opened(value, thread_id, place, where)
-                    faults[head] = None
-                except CorruptThread as exc:
-                    faults[head] = exc
-
-            return head
-
-        def look_at(rows: Iterable[bytes | str], first: int) -> list[bytes | None]:
-            return [
-                look(row, b"m%d" % i, f"message {i}")
-                for i, row in enumerate(rows, first)
-            ]
-
-        found = await self._store.snapshot(thread_id, start, None, look_at)
-
-        if found is None:
-            return Seals(0, [], 0, 0, [])
-
-        self._learn(found.items, thread_id)
-        records: dict[bytes, bytes] = {}
-
-        for given, value in found.items:
-            if is_record(key := as_bytes(given), as_bytes(value)):
-                records[key] = as_bytes(value)
-            else:
-                look(value, b"x" + key, _extra_key(key))
-
-        for call in (
-            await self._store.calls(thread_id) if hasattr(self, "calls") else ()
-        ):
-            where = f"call {call.call_id!r}"
-
-            if not call.erased:
-                place = call.call_id, call.idempotency_key, call.tool_name
-                look(call.args, _args_place(*place), where)
-
-            if call.result is not None:
-                look(call.result, _result_place(call.call_id, call.status), where)
-
-        missing = []
-
-        for head, fault in faults.items():
-            key = record_key(head)
-
-            if fault is None and key_id_of(records.get(key, b"")[:-1]) != newest:
-                data_key = self._data_key(head, thread_id, "one of its values")
-                _, record = self._wrapped(data_key, thread_id, head)
-                missing.append((key, record + b"]"))
-
-        damaged = [str(fault) for fault in faults.values() if fault is not None]
-        plain = counts.pop(None, 0)
-        return Seals(found.version, missing, counts.total(), plain, damaged)
 
 
 def _check_asked(is_asked: bool, stored: StoredCall) -> None:
@@ -771,13 +672,13 @@ def _check_asked(is_asked: bool, stored: StoredCall) -> None:
         raise CorruptThread(stored.thread_id, where, "it is not the call in this place")
 
 
-def _args_place(call_id: str, key: str, tool_name: str) -> bytes:
+def args_place(call_id: str, key: str, tool_name: str) -> bytes:
     return b"a%b\0%b\0%b" % (call_id.encode(), key.encode(), tool_name.encode())
 
 
-def _result_place(call_id: str, status: str) -> bytes:
+def result_place(call_id: str, status: str) -> bytes:
     return b"r%b\0%b" % (call_id.encode(), status.encode())
 
 
-def _extra_key(key: bytes) -> str:
+def extra_key(key: bytes) -> str:
     return f"extra key {key.decode(errors='backslashreplace')}"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cpkit import (
+    BackendUnavailable,
     CorruptThread,
     InvalidURL,
     KeyMissing,
@@ -23,10 +24,14 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
+from cpkit.driver import StoreFailure, handle_over
+from cpkit.driver.examine import examine
 from cpkit.driver.seal import head_of, record_key
+from cpkit.driver.sealed import SealedStore
 from cpkit.keyring import FileKeyring, LocalKeyring, add_key, keyring_at
 from cpkit.privacy import erase, rewrap
 from cpkit.registry import DriverOptions, MissingExtra
+from tests.driver.gated import GatedStore
 from tests.privacy.raw import KEYS, fill, opened, ring, rows, run
 from tests.stores import KINDS, fresh_url
 from tests.sweeps import sweep
@@ -123,7 +128,7 @@ async def test_a_thread_from_before_is_encrypted_from_now_on(tmp_path: Path) -> 
         assert [one.get("new") for one in data.messages] == [None] * 3 + [CANARY]
         assert data.extra == {"a": [CANARY], "b": "new"}
         assert (await cp.find_completed("t c1")).result["paid"] == CANARY
-        seals = await cp.store.examine("t")
+        seals = await examine(cp, "t")
         assert (seals.sealed, seals.plain) == (2, 8)
 
     [[body]] = rows(tmp_path, "SELECT body FROM cpkit_messages WHERE key % 4 = 3")
@@ -544,3 +549,32 @@ async def test_a_driver_without_a_store_takes_no_keyring(
 
     with pytest.raises(InvalidURL, match="no keyring"):
         open_checkpointer("own://x")
+
+
+class Away(GatedStore):
+    """A store whose next reads of a thread fail, as often as ``down`` says."""
+
+    down = 0
+
+    async def snapshot(self, *args: Any) -> Any:
+        if self.down:
+            self.down -= 1
+            raise StoreFailure("not sent", "the server is away")
+
+        return await super().snapshot(*args)
+
+
+async def test_a_store_that_is_away_is_asked_again() -> None:
+    """Rotation has the retries, the limit of time and the errors of every read."""
+    store = Away(timeout=0.3)
+
+    async with handle_over(SealedStore(store, ring())) as cp:
+        await fill(cp, "t")
+
+    async with handle_over(SealedStore(store, ring("k1", "k2"))) as cp:
+        store.down = 2
+        assert (await rewrap(cp)).rewrapped == 1
+        store.down = 10**9
+
+        with pytest.raises(BackendUnavailable):
+            await rewrap(cp)
