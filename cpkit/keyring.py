@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import sys
-from base64 import b64decode, b64encode, urlsafe_b64encode
+from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 HASHED = "cpkit:hash:"
-"""How the keyed hash of an idempotency key begins."""
+"""How what is stored in place of an idempotency key begins."""
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FIELDS = {"keys", "name", "hash_key", "sealed_only"}
@@ -79,14 +79,24 @@ class Keyring(Protocol):
         """
 
     def hashed(self, idempotency_key: str) -> str | None:
-        """Return what is stored in place of a key; ``None`` where keys are readable."""
+        """Return what is stored in place of a key; ``None`` where keys are readable.
+
+        It is the same for the same key, at all times and in all processes.
+        """
+
+    def unhashed(self, stored: str) -> str:
+        """Return the key of what `hashed` returned, and any other text as it is.
+
+        Raises ``ValueError`` for a text that looks like one of `hashed`, and is not.
+        """
 
 
 class LocalKeyring:
     """A keyring in memory; the last of ``keys`` (32 bytes each) is the newest.
 
-    With ``hash_key`` (32 random bytes) idempotency keys are stored as keyed hashes. It
-    stays the same for the life of the store: other hashes find no call.
+    With ``hash_key`` (32 random bytes) idempotency keys are stored encrypted by
+    AES-SIV: the same key always looks the same, and only the keyring turns it back. It
+    stays the same for the life of the store: with another one no call is found.
 
     Raises ``ValueError`` for keys of another length, or ids of another form.
     """
@@ -108,7 +118,14 @@ class LocalKeyring:
         self.name = name
         self.sealed_only = sealed_only
         self._hash_key = hash_key
+        self._siv: Any = None
         self._set(keys)
+
+        if hash_key is not None:
+            from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
+            context = b"cpkit idempotency keys"
+            self._siv = AESSIV(hmac.digest(hash_key, context, hashlib.sha512))
 
     def _set(self, keys: Mapping[str, bytes]) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -144,11 +161,28 @@ class LocalKeyring:
             raise ValueError("wrapped by another key of this id") from None
 
     def hashed(self, idempotency_key: str) -> str | None:
-        if self._hash_key is None:
+        if self._siv is None:
             return None
 
-        digest = hmac.digest(self._hash_key, idempotency_key.encode(), hashlib.sha256)
-        return HASHED + urlsafe_b64encode(digest).decode().rstrip("=")
+        sealed = self._siv.encrypt(idempotency_key.encode(), None)
+        return HASHED + urlsafe_b64encode(sealed).decode()
+
+    def unhashed(self, stored: str) -> str:
+        if self._siv is None or not stored.startswith(HASHED):
+            return stored
+
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            sealed = urlsafe_b64decode(stored.removeprefix(HASHED))
+            key: str = self._siv.decrypt(sealed, None).decode()
+        except InvalidTag:
+            raise ValueError("not a key that this hash_key has hashed") from None
+
+        if self.hashed(key) != stored:
+            raise ValueError("another text of the same key")
+
+        return key
 
     def _context(self, key_id: str) -> bytes:
         return f"cpkit data key\0{self.name}\0{key_id}".encode()

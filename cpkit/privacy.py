@@ -61,8 +61,7 @@ class Erasure:
     """The receipt of an erasure, with numbers of what was deleted.
 
     ``kept`` has the calls that stay on record, so that nothing is paid twice: the key,
-    the tool and the status, and neither args nor result. Where the ring hashes keys,
-    the key is its hash.
+    the tool and the status, and neither args nor result.
 
     ``unmatched`` has how many threads of cpkit's own are there whose ids do not say
     whom they belong to, by kind: they were left alone.

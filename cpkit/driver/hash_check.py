@@ -15,7 +15,7 @@ from cpkit.errors import InvalidURL
 __all__ = ["HASH_THREAD", "CheckedStore"]
 
 HASH_THREAD = "cpkit:keyring"
-"""The thread, and the key, of the call. An export has it; a copy has one of its own."""
+"""The thread, and the key, of the call. Each store has one of its own."""
 
 _CALL = "hash_key"
 

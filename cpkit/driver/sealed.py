@@ -61,7 +61,7 @@ from cpkit.driver.writes import (
     Write,
 )
 from cpkit.errors import CheckpointerError, CorruptThread, KeyMissing, PayloadTooLarge
-from cpkit.keyring import HASHED, Keyring, keyring_at
+from cpkit.keyring import Keyring, keyring_at
 from cpkit.records import Durability
 
 __all__ = ["SealedStore", "args_place", "extra_key", "result_place"]
@@ -278,7 +278,7 @@ class SealedStore(Sealer):
             return write._replace(items=items)
 
         if isinstance(write, Claim):
-            sealed: Claim = self._sealed_args(thread, write, write.idempotency_key)
+            sealed: Claim = self._sealed_args(thread, write)
             return sealed
 
         if isinstance(write, Resolve):
@@ -307,19 +307,11 @@ class SealedStore(Sealer):
             for key, value in items
         ]
 
-    def _sealed_args(self, thread: DataKey, call: Any, key: str) -> Any:
-        """Seal the args of a claim or a stored call; hash its key if keys are hashed.
-
-        The key goes with the args then, so that a record can show it.
-        """
-        args = as_bytes(call.args)
-        hashed = self._hashed(key)
-
-        if hashed != key:
-            args = b"%b\0%b" % (key.encode(), args)
-
+    def _sealed_args(self, thread: DataKey, call: Any) -> Any:
+        """Seal the args of a claim or a stored call, and hash its key if keys are."""
+        hashed = self._hashed(call.idempotency_key)
         place = args_place(call.call_id, hashed, call.tool_name)
-        sealed = self._sealed(thread, args, thread.bound + place)
+        sealed = self._sealed(thread, as_bytes(call.args), thread.bound + place)
         return call._replace(args=sealed, idempotency_key=hashed)
 
     def _sealed_thread(self, write: Restore, ends: dict[str, int]) -> Restore:
@@ -330,10 +322,11 @@ class SealedStore(Sealer):
 
         for call in write.calls:
             if call.erased:
-                calls.append(call._replace(idempotency_key=self._stored_key(call)))
+                hashed = self._hashed(call.idempotency_key)
+                calls.append(call._replace(idempotency_key=hashed))
                 continue
 
-            sealed = self._sealed_args(thread, call, call.idempotency_key)
+            sealed = self._sealed_args(thread, call)
 
             if call.result is not None:
                 place = result_place(call.call_id, call.status)
@@ -364,40 +357,26 @@ class SealedStore(Sealer):
         """Return what the store gets for an idempotency key."""
         return self._ring.hashed(key) or key
 
-    def _stored_key(self, call: StoredCall) -> str:
-        """Return what the store gets for the key of a call of a dump.
-
-        Of an erased call, a dump may have nothing but the hash.
-        """
-        key = call.idempotency_key
-        is_hash = call.erased and key.startswith(HASHED)
-        return key if is_hash else self._hashed(key)
-
     async def _outcome(self, write: Write, outcome: Outcome) -> Any:
         """Return an outcome as the handle gets it; an error is that of one write."""
         if isinstance(outcome, Conflict):
             self._threads.pop(write.thread_id, None)
             return outcome
 
-        if isinstance(outcome, KeyHeld) and isinstance(write, Restore):
-            keys = {self._stored_key(one): one for one in write.calls}
-            found = keys.get(outcome.idempotency_key)
-            return (
-                outcome._replace(idempotency_key=found.idempotency_key)
-                if found
-                else outcome
-            )
+        if isinstance(outcome, KeyHeld):
+            key = self._ring.unhashed(outcome.idempotency_key)
+            return outcome._replace(idempotency_key=key)
 
         if isinstance(outcome, StoredCall):
-            key = write.idempotency_key if isinstance(write, Claim) else None
             is_same = outcome[:2] == (write.thread_id, getattr(write, "call_id", None))
 
-            if key is not None:
-                is_same = is_same or outcome.idempotency_key == self._hashed(key)
+            if isinstance(write, Claim):
+                hashed = self._hashed(write.idempotency_key)
+                is_same = is_same or outcome.idempotency_key == hashed
 
             try:
                 _check_asked(is_same, outcome)
-                return await self._opened_call(outcome, key)
+                return await self._opened_call(outcome)
             except CheckpointerError as exc:
                 return exc
             except StoreFailure as exc:  # the write may have been applied
@@ -454,19 +433,11 @@ class SealedStore(Sealer):
         hashed = self._hashed(key)
         found: StoredCall | None = await self._store.holder(hashed)
 
-        if found is None and key.startswith(HASHED):
-            # Of the key of an erased call only the hash is left. A call that is not
-            # erased is not found by its hash: its key may be a secret.
-            found = await self._store.holder(hashed := key)
-
-            if found is not None and not found.erased:
-                return None
-
         if found is None:
             return None
 
         _check_asked(found.idempotency_key == hashed, found)
-        return await self._opened_call(found, key)
+        return await self._opened_call(found)
 
     async def _calls(
         self, thread_id: str, heads: list[bytes] | None = None
@@ -511,9 +482,9 @@ class SealedStore(Sealer):
 
         return await read()
 
-    async def _opened_call(self, stored: StoredCall, key: str | None) -> StoredCall:
+    async def _opened_call(self, stored: StoredCall) -> StoredCall:
         async def read() -> StoredCall:
-            return self._call(stored, key)
+            return self._call(stored)
 
         return await self._retried(stored.thread_id, read)
 
@@ -624,12 +595,10 @@ class SealedStore(Sealer):
 
         return opened
 
-    def _call(self, stored: StoredCall, key: str | None = None) -> StoredCall:
-        """Return a stored call as it was claimed and resolved.
-
-        ``key`` is what was asked for: of an erased call only the hash is left.
-        """
-        hashed = stored.idempotency_key
+    def _call(self, stored: StoredCall) -> StoredCall:
+        """Return a stored call as it was claimed and resolved."""
+        thread_id, call_id = stored.thread_id, stored.call_id
+        where = f"call {call_id!r}"
         has_result = stored.result is not None
         is_whole = has_result == (stored.status != "issued")
 
@@ -638,31 +607,25 @@ class SealedStore(Sealer):
 
         if not is_whole:
             fault = "args and result are not those of its status"
-            raise CorruptThread(stored.thread_id, f"call {stored.call_id!r}", fault)
+            raise CorruptThread(thread_id, where, fault)
+
+        try:
+            key = self._ring.unhashed(stored.idempotency_key)
+        except ValueError:
+            raise CorruptThread(thread_id, where, "its key is damaged") from None
 
         if stored.erased:
-            if key is not None and self._hashed(key) == hashed:
-                return stored._replace(idempotency_key=key)
+            return stored._replace(idempotency_key=key)
 
-            return stored
-
-        thread_id, call_id = stored.thread_id, stored.call_id
-        where = f"call {call_id!r}"
-        place = args_place(call_id, hashed, stored.tool_name)
+        place = args_place(call_id, stored.idempotency_key, stored.tool_name)
         args = self._opened(stored.args, thread_id, place, where)
-        shown, separator, rest = args.partition(b"\0")
-
-        if separator:
-            stored = stored._replace(idempotency_key=shown.decode())
-            args = rest
-
         result = stored.result
 
         if result is not None:
             place = result_place(call_id, stored.status)
             result = self._opened(result, thread_id, place, where)
 
-        return stored._replace(args=args, result=result)
+        return stored._replace(args=args, result=result, idempotency_key=key)
 
 
 def _check_asked(is_asked: bool, stored: StoredCall) -> None:

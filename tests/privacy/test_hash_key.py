@@ -106,8 +106,8 @@ async def test_the_check_is_in_no_list(tmp_path: Path) -> None:
             pytest.fail("it opened")
 
 
-async def test_hashed_keys_are_copied_to_the_same_hash_key_only(tmp_path: Path) -> None:
-    """Elsewhere the keys of erased calls are not found: each thread is a failure."""
+async def test_hashed_keys_are_copied(tmp_path: Path) -> None:
+    """A store with any hash key, or without one, finds those of erased calls too."""
     lines = tmp_path / "all.jsonl"
 
     async with opened(tmp_path, HASHED) as cp:
@@ -117,21 +117,26 @@ async def test_hashed_keys_are_copied_to_the_same_hash_key_only(tmp_path: Path) 
         text = b"".join([line async for line in export_lines(cp, ["gone"])])
         await asyncio.to_thread(lines.write_bytes, text)
 
-        for source, threads in (
-            (cp, 2),
-            (await asyncio.to_thread(ExportFile, lines), 1),
-        ):
+        for source in (cp, await asyncio.to_thread(ExportFile, lines)):
             for name, to in {"same": HASHED, **OTHERS, "plain": None}.items():
-                url = f"sqlite:///{tmp_path}/{name} {threads}.db"
+                url = f"sqlite:///{tmp_path}/{name} {type(source).__name__}.db"
 
                 async with open_checkpointer(url, keyring=to) as copy:
-                    report = await copy_store(source, copy)
-                    assert (report.threads, report.checked) == (
-                        (threads, threads) if to is HASHED else (threads, threads - 1)
-                    )
-                    failed = [one.thread_id for one in report.failures]
-                    assert failed == ([] if to is HASHED else ["gone"])
-                    assert report.is_complete is (to is HASHED)
+                    assert (await copy_store(source, copy)).is_complete
+                    assert (await copy.find_completed("card 4242")).erased
+                    assert await copy.record_issued("new", CALL) is not None
 
-                    if to is HASHED:
-                        assert await copy.find_completed("card 4242") is not None
+
+async def test_hashes_are_not_copied_as_keys(tmp_path: Path) -> None:
+    """Without its keyring, a source shows hashes, by which no call would be found."""
+    async with opened(tmp_path, HASHED) as cp:
+        await pay(cp)
+        await cp.delete_thread("t")
+
+    async with (
+        open_checkpointer(f"sqlite:///{tmp_path}/a.db") as source,
+        open_checkpointer(f"sqlite:///{tmp_path}/b.db") as copy,
+    ):
+        report = await copy_store(source, copy)
+        [failure] = report.failures
+        assert (failure.thread_id, "its keyring" in failure.reason) == ("t", True)

@@ -488,10 +488,31 @@ async def test_a_hash_is_not_the_key(tmp_path: Path) -> None:
         assert await cp.record_issued("u", ToolCall("c", "pay", {}, shown)) is None
         await cp.delete_thread("u", forget_keys=True)
         await cp.delete_thread("t")
-        # What is left of it shows the hash, and is found by it.
+        # What is left of it shows the key, and is not found by the hash either.
         [left] = await cp.list_calls("t")
-        assert left.call.idempotency_key == shown
-        assert await cp.find_call(shown) == left
+        assert left.call.idempotency_key == "secret"
+        assert await cp.find_call(shown) is None
+
+
+@pytest.mark.parametrize("change", ["one letter", "another text of the same bytes"])
+async def test_a_hash_that_nobody_made_is_damage(change: str, tmp_path: Path) -> None:
+    """Of an erased call too, which has nothing else that is sealed."""
+    async with opened(tmp_path, ring(hash_key=b"h" * 32)) as cp:
+        await cp.record_issued("t", ToolCall("c1", "pay", {"x": 1}, "secret"))
+        await cp.delete_thread("t")
+        [[shown]] = rows(
+            tmp_path, "SELECT idempotency_key FROM cpkit_calls WHERE call_id = 'c1'"
+        )
+        made = shown[:20] + ("A" if shown[20] != "A" else "B") + shown[21:]
+
+        if change != "one letter":
+            made = shown + "===="
+
+        change_key = "UPDATE cpkit_calls SET idempotency_key = ? WHERE call_id = 'c1'"
+        run(tmp_path, change_key, made)
+
+        with pytest.raises(CorruptThread, match="its key is damaged"):
+            await cp.list_calls("t")
 
 
 @pytest.mark.parametrize("key_id", ["", "a key", "k" * 65, "k:1", "é"])

@@ -3,7 +3,8 @@
 SQLite has every clause but the slow ones, which look at files and syncs; the other
 stores have those in which the encryption has a part: values, places, and writers that
 come first. ``make certificates`` certifies an encrypted SQLite store whole. Handles of
-all processes get the keyring from the environment.
+all processes get the keyring from the environment. In memory the same clauses, and
+those about calls that are erased, hold where idempotency keys are hashed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ __all__ = ["file", "postgres", "redis"]  # fixtures
 
 # What `make test` runs, in memory: the clauses in which the encryption does most.
 SHORT = select(ids=["append", "claim", "find", "move", "trim"])
+# Where idempotency keys are hashed, and what `make test` runs of it.
+HASHED = select(ids=["append", "claim", "content", "erase", "find", "model", "move"])
+ERASED = select(ids=["append.expected-version-of-any-size", "erase.receipts-stay"])
 PART = [*SHORT, *select(ids=["content", "linearizable", "model", "text"])]
 
 
@@ -49,6 +53,23 @@ class TestMemory(Part):
     @pytest.fixture
     def harness(self) -> Harness:
         return URLHarness("memory://encrypted")
+
+
+class TestHashedKeys(Part):
+    @pytest.fixture(autouse=True)
+    def _hashed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        add_key(tmp_path / "ring.json", name="conformance", hash_keys=True)
+        monkeypatch.setenv("CPKIT_KEYRING", str(tmp_path / "ring.json"))
+
+    @pytest.mark.parametrize(
+        "clause", sweep(HASHED, ERASED), ids=lambda clause: clause.id
+    )
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
+
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return URLHarness(f"memory://{tmp_path.name}")
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from cpkit.driver.hash_check import HASH_THREAD
 from cpkit.errors import (
     CorruptThread,
     InvalidId,
@@ -56,8 +55,7 @@ async def copy_store(
     Each thread is created in one atomic step and compared afterwards. So an interrupted
     copy is completed by another one, and two copies at once do no harm. A thread that
     exists in the destination is compared and not changed; the report names it if it
-    differs. Of erased calls an encrypted store may have only hashes of the keys. They
-    can be copied only into a store with the same hash key.
+    differs.
 
     With ``update`` a thread is replaced if the destination has an earlier state of it:
     it is deleted there and created again. Values of extra are then those of the source.
@@ -75,13 +73,10 @@ class _Copier:
         self._to = destination
         self._update = update
         self._blocked: list[str] = []
-        self._takes_hashes = False
         self._report = CopyReport()
 
     async def run(self, on_thread: Callable[[], None] | None) -> CopyReport:
         report = self._report
-        mark = await _hash_mark(self._from)
-        self._takes_hashes = mark is not None and mark == await _hash_mark(self._to)
 
         async def copy_one(info: ThreadInfo) -> None:
             report.threads += 1
@@ -115,14 +110,9 @@ class _Copier:
             if wanted is None:  # it was deleted since it was listed
                 return
 
-            if not self._takes_hashes and any(
-                one.erased and one.call.idempotency_key.startswith(HASHED)
-                for one in wanted.calls
-            ):
-                reason = (
-                    "keys of its erased calls are hashed, and are found only by a "
-                    "keyring with the same hash_key as that of the source"
-                )
+            # Of calls that are not erased, it would say that they are encrypted.
+            if any(one.call.idempotency_key.startswith(HASHED) for one in wanted.calls):
+                reason = "its keys are hashed: open the source with its keyring"
                 self._report.failures.append(Problem(thread_id, reason))
                 return
 
@@ -212,12 +202,6 @@ class _Copier:
                 moved.append(info.thread_id)
 
         return moved
-
-
-async def _hash_mark(store: Source) -> str | None:
-    """Return what differs with the hash key of a store; ``None`` without one."""
-    dump = await store.dump_thread(HASH_THREAD)
-    return None if dump is None else dump.calls[0].call.tool_name
 
 
 async def _every_thread(store: Source) -> AsyncIterator[ThreadInfo]:

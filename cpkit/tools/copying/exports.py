@@ -37,7 +37,6 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from cpkit.driver.hash_check import HASH_THREAD
 from cpkit.driver.seal import SEALED, LineSeal
 from cpkit.errors import CorruptThread, KeyMissing, SchemaMismatch
 from cpkit.foreign_json import encode_text
@@ -122,8 +121,6 @@ async def export_lines(
 
 
 async def _ids(source: Source, named: Sequence[str] | None) -> AsyncIterator[str]:
-    yield HASH_THREAD  # so that a copy knows whether hashed keys are found
-
     if named is not None:
         for thread_id in named:
             yield thread_id
