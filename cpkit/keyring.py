@@ -194,6 +194,8 @@ class LocalKeyring:
 class FileKeyring(LocalKeyring):
     """The keyring in a file; an open store notices a change of it within a second.
 
+    The log has a warning if all users of the machine may read the file.
+
     Raises ``OSError`` as `open` does, and ``InvalidURL`` for a file of another form.
     """
 
@@ -202,6 +204,9 @@ class FileKeyring(LocalKeyring):
         self._state = self._stat()
         self._fault: str | None = None
         super().__init__(**_parsed(self._path.read_bytes(), str(path)))
+
+        if sys.platform != "win32" and os.stat(self._path).st_mode & stat.S_IROTH:
+            log.warning("all users can read the keyring: chmod go-rwx '%s'", path)
 
     def reload(self) -> None:
         """Take up keys and ``sealed_only`` if the file has changed.
@@ -388,9 +393,14 @@ def _parsed(text: str | bytes, place: str) -> dict[str, Any]:
 
 def _decoded(text: str) -> bytes:
     try:
-        return b64decode(text, validate=True)
+        key = b64decode(text, validate=True)
     except ValueError:  # which shows a part of the text, or says what is padding
         raise ValueError("a key is not 32 bytes in base64") from None
+
+    if _is_key(key) and len({*key}) == 1:
+        raise ValueError("a key is not random: all its bytes are equal")
+
+    return key
 
 
 def _is_key(value: object) -> bool:

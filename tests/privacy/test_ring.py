@@ -26,6 +26,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "hash key of other text": ({"hash_key": "!!!!"}, "32 bytes in base64"),
     "key with other text in it": ({"keys": {"k": f"!{SECRET}"}}, "bytes in base64"),
     "key in the place of its id": ({"keys": {SECRET: "AA=="}}, "key 1: its id"),
+    "key of zeros": ({"keys": {"k": b64encode(bytes(32)).decode()}}, "not random"),
+    "hash key of one letter": ({"hash_key": b64encode(b"x" * 32).decode()}, "random"),
     "short key": ({"keys": {"k": "AA=="}}, "key 1: not 32 bytes"),
     "no keys": ({"keys": {}}, "one or more"),
     "keys as a list": ({"keys": [SECRET]}, "not of the form"),
@@ -113,6 +115,22 @@ def test_a_reload_takes_up_what_may_change(tmp_path: Path, caplog: Any) -> None:
     place.write_text(json.dumps(stored | {"sealed_only": True}))
     ring.reload()
     assert (ring.newest, ring.sealed_only) == ("k2", True)
+
+
+@pytest.mark.parametrize(("mode", "count"), [(0o600, 0), (0o640, 0), (0o644, 1)])
+def test_a_ring_that_all_can_read_is_told(
+    mode: int, count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is used all the same; a group may be meant to read it."""
+    place = tmp_path / "ring.json"
+    newest = add_key(place)
+    place.chmod(mode)
+
+    with caplog.at_level(logging.WARNING, "cpkit.keyring"):
+        assert FileKeyring(place).newest == newest
+
+    told = [one.getMessage() for one in caplog.records]
+    assert told == [f"all users can read the keyring: chmod go-rwx '{place}'"] * count
 
 
 def test_two_commands_at_once_lose_no_key(tmp_path: Path) -> None:
