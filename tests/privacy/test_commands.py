@@ -58,13 +58,19 @@ def test_an_export_is_encrypted_and_can_be_copied(
 
     in_the_clear = invoke("export", url, "--open")
     assert in_the_clear.out.count(CANARY) >= 10
-    # Where the ring refuses plain values, a plain file does not become encrypted.
+    # Where the ring refuses plain values, neither a file nor a store is encrypted.
     (tmp_path / "open.jsonl").write_text(in_the_clear.out)
+    plain = f"sqlite:///{tmp_path}/plain.db"
+    readable = str(tmp_path / "open.jsonl")
+    assert invoke("copy", readable, plain, env={"CPKIT_KEYRING": None}).code == 0
+    assert invoke("copy", plain, f"sqlite:///{tmp_path}/f.db").code == 0
     place = tmp_path / "ring.json"
     keys = json.loads(place.read_text())
     place.write_text(json.dumps({**keys, "sealed_only": True}))
     ended = invoke("copy", str(tmp_path / "open.jsonl"), f"sqlite:///{tmp_path}/e.db")
     assert (ended.code, "sealed_only" in ended.err) == (2, True)
+    ended = invoke("copy", plain, f"sqlite:///{tmp_path}/g.db")
+    assert (ended.code, "it is not encrypted" in ended.err) == (1, True)
     assert invoke("copy", str(file), f"sqlite:///{tmp_path}/e.db").code == 0
     monkeypatch.delenv("CPKIT_KEYRING")
     ended = invoke("copy", str(file), f"sqlite:///{tmp_path}/d.db")
