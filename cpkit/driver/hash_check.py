@@ -8,14 +8,11 @@ one atomic claim, in no list of live threads, and in each copy of the database.
 
 from __future__ import annotations
 
-from cpkit.driver.sealed import SealedStore
+from cpkit.driver.sealed import HASH_THREAD, SealedStore
 from cpkit.driver.writes import Claim, Erase, Resolve, StoredCall, Write
 from cpkit.errors import InvalidURL
 
-__all__ = ["HASH_THREAD", "CheckedStore"]
-
-HASH_THREAD = "cpkit:keyring"
-"""The thread, and the key, of the call. Each store has one of its own."""
+__all__ = ["CheckedStore"]
 
 _CALL = "hash_key"
 

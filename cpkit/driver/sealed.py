@@ -64,9 +64,12 @@ from cpkit.errors import CheckpointerError, CorruptThread, KeyMissing, PayloadTo
 from cpkit.keyring import Keyring, keyring_at
 from cpkit.records import Durability
 
-__all__ = ["SealedStore", "args_place", "extra_key", "result_place"]
+__all__ = ["HASH_THREAD", "SealedStore", "args_place", "extra_key", "result_place"]
 
 T = TypeVar("T")
+
+HASH_THREAD = "cpkit:keyring"
+"""The thread, and the key, of the one call that tells a store's hash key."""
 
 _CODEC: Codec[Any] = Codec(Any)
 
@@ -613,6 +616,12 @@ class SealedStore(Sealer):
             key = self._ring.unhashed(stored.idempotency_key)
         except ValueError:
             raise CorruptThread(thread_id, where, "its key is damaged") from None
+
+        # A copy would hash what an attacker has added.
+        is_hashed = self._hashed(key) == stored.idempotency_key
+
+        if self._ring.sealed_only and not is_hashed and thread_id != HASH_THREAD:
+            raise CorruptThread(thread_id, where, "its key is not hashed")
 
         if stored.erased:
             return stored._replace(idempotency_key=key)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import islice
 from typing import TypeVar
 
-from cpkit.driver.hash_check import HASH_THREAD
+from cpkit.driver.sealed import HASH_THREAD
 from cpkit.protocol import ListsThreads
 from cpkit.records import ThreadInfo
 

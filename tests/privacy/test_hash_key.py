@@ -10,7 +10,7 @@ import pytest
 
 from cpkit import InvalidURL, ToolCall, open_checkpointer
 from cpkit.driver import Claim
-from cpkit.driver.hash_check import HASH_THREAD
+from cpkit.driver.sealed import HASH_THREAD
 from cpkit.privacy import erase, rewrap
 from cpkit.tools.copying import ExportFile, copy_store, export_lines
 from cpkit.tools.paging import thread_pages

@@ -494,24 +494,29 @@ async def test_a_hash_is_not_the_key(tmp_path: Path) -> None:
         assert await cp.find_call(shown) is None
 
 
-@pytest.mark.parametrize("change", ["one letter", "another text of the same bytes"])
-async def test_a_hash_that_nobody_made_is_damage(change: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda shown: shown[:20] + shown[20:].swapcase(), "its key is damaged"),
+        (lambda shown: f"{shown}====", "its key is damaged"),
+        (lambda shown: "forged", "its key is not hashed"),
+    ],
+    ids=["other bytes", "another text of the same bytes", "plain"],
+)
+async def test_a_hash_that_the_keyring_has_not_made_is_damage(
+    change: Callable[[str], str], words: str, tmp_path: Path
+) -> None:
     """Of an erased call too, which has nothing else that is sealed."""
-    async with opened(tmp_path, ring(hash_key=b"h" * 32)) as cp:
+    hashed = ring(hash_key=b"h" * 32, sealed_only=True)
+
+    async with opened(tmp_path, hashed) as cp:
         await cp.record_issued("t", ToolCall("c1", "pay", {"x": 1}, "secret"))
         await cp.delete_thread("t")
-        [[shown]] = rows(
-            tmp_path, "SELECT idempotency_key FROM cpkit_calls WHERE call_id = 'c1'"
-        )
-        made = shown[:20] + ("A" if shown[20] != "A" else "B") + shown[21:]
+        of = "WHERE call_id = 'c1'"
+        [[shown]] = rows(tmp_path, f"SELECT idempotency_key FROM cpkit_calls {of}")
+        run(tmp_path, f"UPDATE cpkit_calls SET idempotency_key = ? {of}", change(shown))
 
-        if change != "one letter":
-            made = shown + "===="
-
-        change_key = "UPDATE cpkit_calls SET idempotency_key = ? WHERE call_id = 'c1'"
-        run(tmp_path, change_key, made)
-
-        with pytest.raises(CorruptThread, match="its key is damaged"):
+        with pytest.raises(CorruptThread, match=words):
             await cp.list_calls("t")
 
 
