@@ -17,9 +17,9 @@ import pytest
 from conformance import Clause, Harness, URLHarness, select
 from cpkit.keyring import add_key
 from tests.sweeps import sweep
-from tests.test_conformance import QUICK, Short, file, postgres, redis
+from tests.test_conformance import QUICK, Short, files, postgres, redis
 
-__all__ = ["file", "postgres", "redis"]  # fixtures
+__all__ = ["files", "postgres", "redis"]  # fixtures
 
 # What `make test` runs, in memory: the clauses in which the encryption does most.
 SHORT = select(ids=["append", "claim", "find", "move", "trim"])
@@ -86,8 +86,8 @@ class TestSQLite(Short):
 @pytest.mark.long
 class TestFile(Part):
     @pytest.fixture
-    def harness(self, file: Harness) -> Harness:
-        return file
+    def harness(self, files: Iterator[Harness]) -> Harness:
+        return next(files)
 
 
 @pytest.mark.long
