@@ -124,7 +124,6 @@ class _Look:
 
     def missing_records(self, items: Iterable[Item]) -> list[tuple[bytes, bytes]]:
         store, thread_id, missing = self._store, self._thread_id, []
-        store._learn(items, thread_id)
         present = {as_bytes(key): as_bytes(value) for key, value in items}
 
         for head, fault in self.faults.items():
