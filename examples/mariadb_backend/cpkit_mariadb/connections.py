@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import asyncmy
-from asyncmy.constants.CLIENT import MULTI_STATEMENTS
 from asyncmy.errors import MySQLError
-from pydantic import PositiveInt
+from pydantic import FilePath, PositiveInt
 
 from cpkit.driver import Fate, ServerOptions, StoreFailure, is_late
 from cpkit.errors import InvalidURL
 
-__all__ = ["NO_TABLE", "Connections", "Link", "MariaDBOptions", "code"]
-
-NO_TABLE = 1146
+Run: TypeAlias = Callable[..., Awaitable[list[Sequence[Any]]]]
 
 # After these another server may answer: the session or the server ends, there are too
 # many connections, the node is not part of its cluster, or the server is read-only.
@@ -41,8 +39,8 @@ SET NAMES utf8mb4;
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET SESSION sql_mode = 'STRICT_ALL_TABLES', sql_notes = 0, autocommit = 1,
     innodb_lock_wait_timeout = {wait}
-    /*M!100303 , max_statement_time = {timeout}, idle_transaction_timeout = 10 */
-    /*!50708 , max_execution_time = {millis} */;
+    /*M!100303 , max_statement_time = {wait}, idle_transaction_timeout = 10 */
+    /*!50708 , max_execution_time = {wait}000 */;
 SHOW VARIABLES WHERE Variable_name IN ('innodb_doublewrite',
     'innodb_flush_log_at_trx_commit', 'log_bin', 'max_allowed_packet', 'read_only',
     'sync_binlog', 'version', 'wsrep_on')
@@ -58,65 +56,7 @@ class MariaDBOptions(ServerOptions):
 
     pool_size: PositiveInt = 8
     tls: bool = False
-    tls_ca: str | None = None
-
-
-class Link:
-    """A connection that one operation has; its errors are those of a store."""
-
-    def __init__(self, connection: Any, host: str) -> None:
-        self.host = host
-        self.is_node = False
-        """Whether the server is a node of a Galera cluster."""
-        self.close, self.abort = connection.ensure_closed, connection.close
-        self._cursor = connection.cursor
-
-    async def ask(self, script: str) -> list[Sequence[Any]]:
-        """Run statements in one round trip; return the rows of each."""
-        return await self._run([script], 0)
-
-    async def write(self, *script: str, commits: bool = False) -> list[Sequence[Any]]:
-        """Run statements of a transaction that writes; the last one may commit it.
-
-        If another node's transaction aborts this one between two statements that were
-        sent together, MariaDB 10.11 reports no error: it runs the rest without a
-        transaction, and COMMIT succeeds. So in Galera each one is a round trip.
-        """
-        parts = script if self.is_node else [";\n".join(script)]
-        return await self._run(parts, len(script) if commits else 0)
-
-    async def _run(self, parts: Sequence[str], commit: int) -> list[Sequence[Any]]:
-        """Run scripts; the answer of the number ``commit`` is that of a commit."""
-        answers: list[Sequence[Any]] = []
-        sent = 0
-
-        try:
-            async with self._cursor() as cursor:
-                for part in parts:
-                    sent += 1
-                    await cursor.execute(part)
-                    more = True
-
-                    while more:
-                        answers.append(await cursor.fetchall())
-                        more = await cursor.nextset()
-        except (MySQLError, OSError, asyncio.CancelledError) as exc:
-            # Without a commit the server rolls back.
-            lost: Fate = "unknown" if commit and sent == len(parts) else "not sent"
-
-            if isinstance(exc, asyncio.CancelledError) and not (
-                is_late(exc) and lost == "not sent"
-            ):
-                raise
-
-            failed = failure_of(exc, lost)
-
-            if commit == len(answers) + 1 and code(exc) not in _ROLLED_BACK:
-                failed.fate = "unknown"
-
-            raise failed from exc
-
-        return answers
+    tls_ca: FilePath | None = None
 
 
 class Connections:
@@ -131,65 +71,85 @@ class Connections:
         self._hosts, self._login = _parsed(url)
         self.name = f"mariadb://{','.join(self._hosts)}/{self._login['database']}"
         self.settings: Mapping[str, str] = {}
-        self._idle: list[Link] = []
+        self._idle: list[tuple[str, Any]] = []
         self._free = asyncio.Semaphore(options.pool_size)
 
     async def open(self) -> None:
-        """Read the certificates, which is I/O, and reach a server."""
+        """Read the certificates, which is I/O."""
         if self._options.tls or self._options.tls_ca:
             make, ca = ssl.create_default_context, self._options.tls_ca
-
-            try:
-                self._login["ssl"] = await asyncio.to_thread(make, cafile=ca)
-            except OSError as exc:
-                raise StoreFailure("rejected", f"{ca}: {exc}") from exc
-
-        async with self.lend():
-            pass
+            self._login["ssl"] = await asyncio.to_thread(make, cafile=ca)
 
     async def close(self) -> None:
         while self._idle:
-            await self._idle.pop().close()
+            await self._idle.pop()[1].ensure_closed()
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Link]:
-        """Lend a connection; after an exception what it did not commit is undone."""
+    async def lend(self) -> AsyncIterator[Run]:
+        """Lend a connection, by a function that runs statements on it.
+
+        After an exception it is closed, and the server rolls back. Where the server may
+        be lost, so are the idle connections: they lead to it too.
+        """
         async with self._free:
-            link = self._idle.pop() if self._idle else await self._connect()
+            host, connection = self._idle.pop() if self._idle else await self._connect()
 
             try:
-                yield link
+                yield partial(self._run, connection)
             except BaseException as exc:
-                await self._fail(link, exc)
+                connection.close()
+                cause = exc.__cause__ or exc
+                is_lost = isinstance(cause, MySQLError | OSError) and not _is_answer(
+                    cause
+                )
 
-            self._idle.append(link)
+                if is_late(cause) or is_lost or code(cause) in _OTHER_SERVER:
+                    self._avoid(host)
 
-    async def _fail(self, link: Link, exc: BaseException) -> NoReturn:
-        """Roll back and keep the connection, or close it; raise the exception."""
-        number = code(cause := exc.__cause__)
-        is_lost = isinstance(cause, MySQLError | OSError) and not _is_answer(number)
-        is_kept = False
+                    while self._idle:
+                        self._idle.pop()[1].close()
 
-        if is_late(cause or exc) or is_lost or number in _OTHER_SERVER:
-            self._avoid(link.host)
+                raise
 
-            # They lead to the same server.
-            while self._idle:
-                self._idle.pop().abort()
-        elif not isinstance(exc, asyncio.CancelledError):
-            with suppress(StoreFailure):
-                await link.ask("ROLLBACK")
-                is_kept = True
+            self._idle.append((host, connection))
 
-        if is_kept:
-            self._idle.append(link)
-        else:
-            link.abort()  # the server rolls back
+    async def _run(self, connection: Any, *script: str) -> list[Sequence[Any]]:
+        """Run statements in one round trip, and return the rows of each.
 
-        raise exc
+        If another node's transaction aborts this one between two statements that were
+        sent together, MariaDB 10.11 reports no error: it runs the rest without a
+        transaction, and COMMIT succeeds. So in Galera each argument is a round trip of
+        its own.
+        """
+        is_node = self.settings.get("wsrep_on") == "ON"
+        parts = script if is_node else [";\n".join(script)]
+        answers: list[Sequence[Any]] = []
+        lost: Fate = "not sent"  # without a commit the server rolls back
 
-    async def _connect(self) -> Link:
-        """Return a connection to the first host that answers and takes writes.
+        try:
+            async with connection.cursor() as cursor:
+                for part in parts:
+                    if part is parts[-1] and script[-1] == "COMMIT":
+                        lost = "unknown"
+
+                    await cursor.execute(part)
+                    answers.append(await cursor.fetchall())
+
+                    while await cursor.nextset():
+                        answers.append(await cursor.fetchall())
+        except (MySQLError, OSError, asyncio.CancelledError) as exc:
+            is_cancelled = isinstance(exc, asyncio.CancelledError)
+
+            if is_cancelled and (lost == "unknown" or not is_late(exc)):
+                raise
+
+            is_commit = lost == "unknown" and len(answers) == len(script) - 1
+            raise failure_of(exc, lost, is_commit) from exc
+
+        return answers
+
+    async def _connect(self) -> tuple[str, Any]:
+        """Return the first host that answers and takes writes, and a connection.
 
         A host that does not answer may use its share of ``connect_timeout``.
         """
@@ -199,12 +159,11 @@ class Connections:
         for host in list(self._hosts):
             try:
                 async with asyncio.timeout(share):
-                    return await self._connect_to(host)
+                    return host, await self._connect_to(host)
             except StoreFailure as exc:
                 failure = exc
             except (MySQLError, OSError) as exc:
                 failure = failure_of(exc, "not sent")
-                failure.__cause__ = exc
 
             if failure.fate == "rejected":
                 break
@@ -213,32 +172,29 @@ class Connections:
 
         raise failure
 
-    async def _connect_to(self, host: str) -> Link:
+    async def _connect_to(self, host: str) -> Any:
+        """Set up a session; refuse a server that takes no writes."""
         name, _, port = host.rpartition(":")
         place = {"host": name.strip("[]"), "port": int(port)}
         connection = await asyncmy.connect(**place, **self._login)
+        wait = max(1, int(self._options.timeout))
 
         try:
-            await self._prepare(link := Link(connection, host))
-            return link
+            *_, rows = await self._run(connection, _SETTINGS.format(wait=wait))
+            self.settings = dict(rows)
+
+            if self.settings["read_only"] not in ("OFF", "0"):
+                raise StoreFailure("not sent", "the server takes no writes (read_only)")
+
+            is_node = self.settings.get("wsrep_on") == "ON"
+
+            if is_node and (await self._run(connection, _CAUSAL))[1][0][1] != "ON":
+                raise StoreFailure("not sent", "the node is not in its cluster")
         except BaseException:
             connection.close()
             raise
 
-    async def _prepare(self, link: Link) -> None:
-        """Set up a session; refuse a server that takes no writes."""
-        timeout = self._options.timeout
-        limits = {"timeout": timeout, "millis": int(timeout * 1000)}
-        limits["wait"] = max(1, int(timeout))
-        *_, rows = await link.ask(_SETTINGS.format(**limits))
-        self.settings = dict(rows)
-        link.is_node = self.settings.get("wsrep_on") == "ON"
-
-        if self.settings["read_only"] not in ("OFF", "0"):
-            raise StoreFailure("not sent", "the server takes no writes (read_only)")
-
-        if link.is_node and (await link.ask(_CAUSAL))[1][0][1] != "ON":
-            raise StoreFailure("not sent", "the node is not part of its cluster")
+        return connection
 
     def _avoid(self, host: str) -> None:
         if self._hosts[0] == host:
@@ -251,23 +207,26 @@ def code(exc: BaseException | None) -> int:
     return number if isinstance(number, int) else 0
 
 
-def failure_of(exc: BaseException, lost: Fate) -> StoreFailure:
-    """Return what a store raises; ``lost`` is the fate if no answer came."""
-    number = code(exc)
+def failure_of(exc: BaseException, lost: Fate, is_commit: bool = False) -> StoreFailure:
+    """Return what a store raises; ``lost`` is the fate if no answer came.
+
+    The answer to a COMMIT that failed seldom proves anything.
+    """
     reason = str(exc.args[-1] if exc.args else "") or type(exc).__name__
 
     if isinstance(exc, TimeoutError):
         reason = "no answer within the connect_timeout; is the server running?"
 
-    if number in _AGAIN:
+    if code(exc) in (_ROLLED_BACK if is_commit else _AGAIN):
         return StoreFailure("not sent", reason)
 
-    return StoreFailure("rejected" if _is_answer(number) else lost, reason)
+    is_answer = _is_answer(exc) and not is_commit
+    return StoreFailure("rejected" if is_answer else lost, reason)
 
 
-def _is_answer(number: int) -> bool:
+def _is_answer(exc: BaseException) -> bool:
     """Tell whether the server sent this error: the client's begin with 2000."""
-    return 1000 <= number < 2000 or number >= 3000
+    return code(exc) // 1000 not in (0, 2)
 
 
 def _parsed(url: str) -> tuple[list[str], dict[str, Any]]:
@@ -288,5 +247,4 @@ def _parsed(url: str) -> tuple[list[str], dict[str, Any]]:
         "password": unquote(password).encode(),
         "database": unquote(database),
         "autocommit": True,
-        "client_flag": MULTI_STATEMENTS,
     }

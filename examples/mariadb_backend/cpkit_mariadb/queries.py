@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cpkit.driver import StoredCall
-
 SCHEMA_VERSION = 1
 
-# A thread keeps its row for as long as anything is on record of it: ``erased`` is 1 if
-# that is nothing but erased calls. ``claims`` counts them and numbers the next one.
+# A thread keeps its row for as long as anything is on record of it; if that is nothing
+# but erased calls, it has no times. ``claims`` numbers the next call.
 # Every change writes a new random ``revision``: a watch compares it, and two nodes of a
 # cluster that change one thread at the same time change one row.
 #
-# A row of ``cpkit_keys`` is locked by each change of a key's attempts. It says nothing
-# else: attempts are found by the index of ``cpkit_calls``, and a missing row is created
-# by the next claim.
+# The comment of the last table is the version of the schema.
+#
+# Two claims of one key meet in a row of ``cpkit_keys``: each creates or replaces it.
+# It says nothing else: attempts are found by the index of ``cpkit_calls``.
 CREATE = """
 CREATE TABLE IF NOT EXISTS cpkit_threads (
     thread_id VARBINARY(512) NOT NULL PRIMARY KEY,
     version BIGINT NOT NULL,
     first BIGINT NOT NULL,
-    created_at BIGINT NOT NULL,
-    updated_at BIGINT NOT NULL,
-    erased BOOLEAN NOT NULL,
+    created_at BIGINT,
+    updated_at BIGINT,
     claims BIGINT NOT NULL,
     revision BIGINT NOT NULL
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
@@ -63,16 +61,12 @@ CREATE TABLE IF NOT EXISTS cpkit_calls (
     PRIMARY KEY (thread_id, call_id),
     UNIQUE KEY attempts (idempotency_key, attempt),
     KEY pending (thread_id, status, erased, sequence)
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
-CREATE TABLE IF NOT EXISTS cpkit_schema (
-    version BIGINT NOT NULL PRIMARY KEY
-) ENGINE = InnoDB;
-REPLACE INTO cpkit_schema VALUES (1)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC COMMENT = '1'
 """
 
-VERSION = "SELECT version FROM cpkit_schema"
-SIZE = """
-SELECT SUM(data_length + index_length) FROM information_schema.tables
+SCHEMA = """
+SELECT MAX(table_comment), SUM(data_length + index_length)
+FROM information_schema.tables
 WHERE table_schema = DATABASE() AND table_name LIKE 'cpkit\\_%'
 """
 
@@ -84,34 +78,19 @@ START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY
 
 # Rows are locked in the order of the primary key. With another plan the server could
 # wait for rows of other writers.
-LOCK_THREADS = """
-SELECT thread_id, version, first, created_at, updated_at, erased, claims
-FROM cpkit_threads FORCE INDEX (PRIMARY) WHERE thread_id IN {ids}
-ORDER BY thread_id FOR UPDATE
+THREADS = """
+SELECT CONVERT(thread_id USING utf8mb4), version, first, created_at, updated_at, claims
+FROM cpkit_threads FORCE INDEX (PRIMARY) WHERE thread_id IN {ids} ORDER BY thread_id
 """
-LOCK_KEYS = """
-SELECT idempotency_key FROM cpkit_keys FORCE INDEX (PRIMARY)
-WHERE idempotency_key IN {keys} ORDER BY idempotency_key FOR UPDATE
-"""
-
-_CALL = ", ".join(f"c.{name}" for name in StoredCall._fields)
-CALLS = f"SELECT {_CALL} FROM cpkit_calls AS c WHERE {{condition}}"
-CALLS_OF_THREAD = f"{CALLS} AND c.thread_id = {{id}} ORDER BY c.sequence"
-NEWEST_ATTEMPTS = f"""
-SELECT {_CALL} FROM cpkit_calls AS c JOIN (
-    SELECT idempotency_key, MAX(attempt) AS attempt FROM cpkit_calls
-    WHERE idempotency_key IN {{keys}} GROUP BY idempotency_key
-) AS newest USING (idempotency_key, attempt)
-"""
-HOLDER = f"""
-SELECT {_CALL} FROM cpkit_calls AS c
-WHERE idempotency_key = {{key}} ORDER BY attempt DESC LIMIT 1
+# In the order of a StoredCall's fields; bytes that are text are sent as text.
+CALLS = """
+SELECT CONVERT(c.thread_id USING utf8mb4), CONVERT(c.call_id USING utf8mb4),
+    CONVERT(c.tool_name USING utf8mb4), c.args,
+    CONVERT(c.idempotency_key USING utf8mb4), CONVERT(c.status USING utf8mb4),
+    c.attempt, c.issued_at, c.result, c.resolved_at, c.erased
+FROM cpkit_calls AS c WHERE {condition}
 """
 
-THREAD = """
-SELECT version, first, created_at, updated_at, erased FROM cpkit_threads
-WHERE thread_id = {id}
-"""
 # The thread is one row by its key, so its version is a constant to the planner, and
 # only the range is read.
 MESSAGES = """
@@ -120,12 +99,20 @@ SELECT m.body FROM cpkit_threads AS t JOIN cpkit_messages AS m
 WHERE t.thread_id = {id} ORDER BY m.position
 """
 EXTRA = "SELECT name, value FROM cpkit_extra WHERE thread_id = {id}"
-THREADS = """
-SELECT thread_id, version, created_at, updated_at FROM cpkit_threads
-WHERE thread_id >= {start} AND thread_id > {after} AND thread_id < {end}
-    AND erased <= {erased} ORDER BY thread_id LIMIT {limit}
+# A thread without times has those of its erased calls.
+PAGE = """
+SELECT CONVERT(t.thread_id USING utf8mb4), t.version,
+    COALESCE(t.created_at, (SELECT MIN(c.issued_at)
+        FROM cpkit_calls AS c WHERE c.thread_id = t.thread_id)),
+    COALESCE(t.updated_at, (SELECT MAX(COALESCE(c.resolved_at, c.issued_at))
+        FROM cpkit_calls AS c WHERE c.thread_id = t.thread_id))
+FROM cpkit_threads AS t
+WHERE t.thread_id >= {start} AND t.thread_id > {after} AND t.thread_id < {end}
+    AND (t.created_at IS NOT NULL OR {erased}) ORDER BY t.thread_id LIMIT {limit}
 """
-MARKERS = "SELECT thread_id, revision FROM cpkit_threads"
+MARKERS = """
+SELECT CONVERT(thread_id USING utf8mb4), revision FROM cpkit_threads WHERE {where}
+"""
 
 
 def quoted(value: str | bytes | int | None) -> str:
@@ -135,11 +122,8 @@ def quoted(value: str | bytes | int | None) -> str:
     character set is utf8mb4, so a quotation mark ends a text only where it stands
     alone. JSON grows less by this than by the client's own function.
     """
-    if isinstance(value, int):
-        return str(int(value))
-
-    if value is None:
-        return "NULL"
+    if value is None or isinstance(value, int):
+        return "NULL" if value is None else str(int(value))
 
     text = value if isinstance(value, str) else value.decode()
     return "_binary'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
@@ -147,8 +131,3 @@ def quoted(value: str | bytes | int | None) -> str:
 
 def as_list(values: Iterable[str | bytes | int | None]) -> str:
     return f"({', '.join(map(quoted, values))})"
-
-
-def size(text: str) -> int:
-    """Return how many bytes a part of a script has."""
-    return len(text) if text.isascii() else len(text.encode())

@@ -46,21 +46,16 @@ from cpkit.driver import (
 )
 from cpkit.errors import SchemaMismatch
 from cpkit_mariadb import queries
-from cpkit_mariadb.batch import Batch, call_of
-from cpkit_mariadb.connections import NO_TABLE, Connections, MariaDBOptions, code
+from cpkit_mariadb.batch import Batch, reads
+from cpkit_mariadb.connections import Connections, MariaDBOptions
 from cpkit_mariadb.queries import SCHEMA_VERSION, as_list, quoted
 
 __all__ = ["MariaDBOptions", "MariaDBStore"]
 
 _INT8_MAX = 2**63 - 1  # no version is larger
-_ABOVE_ALL_IDS = "\U0010ffff" * 129
 _ROOM = 2**14  # for ids, keywords and numbers beside a value
 
-_SETTINGS = "version innodb_flush_log_at_trx_commit innodb_doublewrite log_bin".split()
-_SETTINGS += ["sync_binlog", "wsrep_on"]
-_FLUSH = (
-    "a crash can take the last second: SET GLOBAL innodb_flush_log_at_trx_commit = 1"
-)
+_FLUSH = "a crash can take a second: SET GLOBAL innodb_flush_log_at_trx_commit = 1"
 _DOUBLEWRITE = "a power loss can tear pages: start it with innodb_doublewrite = ON"
 _BINLOG = "a power loss can take commits: SET GLOBAL sync_binlog = 1"
 
@@ -80,7 +75,6 @@ class MariaDBStore:
         self.name = self._connections.name
         self.timeout = options.timeout
         self.limits = Limits()
-        self._packet = 0
 
     @classmethod
     def from_url(cls, url: str, options: MariaDBOptions) -> MariaDBStore:
@@ -93,12 +87,8 @@ class MariaDBStore:
 
         try:
             await store._connections.open()
-
-            if (version := await store._version()) is None:
-                return StoreInfo(False)
-
-            ((size,),) = await store._read(queries.SIZE)
-            return StoreInfo(True, version, int(size))
+            version, size = await store._schema()
+            return StoreInfo(version is not None, version, size)
         except StoreFailure:
             return None
         finally:
@@ -106,17 +96,17 @@ class MariaDBStore:
 
     async def open(self) -> None:
         await self._connections.open()
-        self._packet = int(self._connections.settings["max_allowed_packet"]) - _ROOM
-        # A value is in one statement, where each byte may need a backslash.
-        self.limits = Limits(self._packet // 2)
 
-        if await self._version() is None:
+        if (await self._schema())[0] is None:
             # Several processes may do this at once, and one may die between two tables.
-            async with self._connections.lend() as link:
-                await link.ask(queries.CREATE)
+            await self._ask(queries.CREATE)
 
-        if (version := await self._version()) != SCHEMA_VERSION:
+        if (version := (await self._schema())[0]) != SCHEMA_VERSION:
             raise SchemaMismatch(self.name, version, SCHEMA_VERSION)
+
+        packet = int(self._connections.settings["max_allowed_packet"]) - _ROOM
+        # A value is in one statement, where each byte may need a backslash.
+        self.limits = Limits(packet // 2)
 
     async def close(self) -> None:
         await self._connections.close()
@@ -124,39 +114,25 @@ class MariaDBStore:
     def durability(self) -> Durability:
         """What a commit survives (mariadb.com/kb/en/innodb-system-variables)."""
         values = self._connections.settings
-        settings = {name: values[name] for name in _SETTINGS if name in values}
         flush = values["innodb_flush_log_at_trx_commit"]
-
-        # The first one that holds counts. With a binary log, the recovery after a crash
-        # asks it what was committed.
-        for is_weak, survives, advice in (
-            (flush == "0", Survives.NONE, _FLUSH),
-            (flush == "2", Survives.PROCESS, _FLUSH),
-            (values["innodb_doublewrite"] == "OFF", Survives.PROCESS, _DOUBLEWRITE),
-            (
-                values["log_bin"] == "ON" and values["sync_binlog"] != "1",
-                Survives.PROCESS,
-                _BINLOG,
-            ),
-        ):
-            if is_weak:
-                return Durability(survives, settings, (advice,))
-
-        return Durability(Survives.MACHINE, settings)
+        # With a binary log, the recovery after a crash asks it what was committed.
+        loses_log = values["log_bin"] == "ON" and values["sync_binlog"] != "1"
+        faults = (
+            (flush != "1", _FLUSH),
+            (values["innodb_doublewrite"] == "OFF", _DOUBLEWRITE),
+            (loses_log, _BINLOG),
+        )
+        advice = tuple(text for holds, text in faults if holds)
+        weak = Survives.NONE if flush == "0" else Survives.PROCESS
+        return Durability(weak if advice else Survives.MACHINE, values, advice)
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        work = Batch(batch)
-
-        async with self._connections.lend() as link:
-            _, *answers = await link.write("BEGIN", *work.reads())
-            work.fill(answers)
+        async with self._connections.lend() as run:
+            work = Batch(await run(*reads(batch)))
             outcomes = [work.apply(write) for write in batch]
-            *parts, last = work.script(self._packet)
 
-            for part in parts:
-                await link.write(*part)
-
-            await link.write(*last, commits=bool(parts or last[1:]))
+            for part in work.scripts(2 * self.limits.max_value):
+                await run(*part)
 
         return outcomes
 
@@ -164,112 +140,96 @@ class MariaDBStore:
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> Snapshot | None:
         pending = "c.status = 'issued' AND c.erased = 0"
-        thread, bodies, items, calls = await self._whole(
-            thread_id, start, stop, pending
-        )
+        version, bodies, thread = await self._whole(thread_id, start, stop, pending)
 
-        if not thread or thread[0][-1]:
+        if thread is None or thread.created_at is None:
             return None
 
-        version, first = thread[0][:2]
-        begin, end = span(start, stop, version, first)
+        begin, end = span(start, stop, version, thread.first)
 
         if (count := len(bodies)) != end - begin:
             where = f"messages {begin} to {end - 1}"
             raise CorruptThread(thread_id, where, f"there are {count}")
 
-        messages = await decode_rows(decode, [body for (body,) in bodies], begin)
-        return Snapshot(messages, items, [*map(call_of, calls)], version, begin)
+        messages = await decode_rows(decode, bodies, begin)
+        return Snapshot(messages, thread.items, thread.calls, version, begin)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
-        thread, rows, items, calls = await self._whole(thread_id, 0, None, "TRUE")
-
-        if not thread:
-            return None
-
-        _, first, created_at, updated_at, erased = thread[0]
-        times = (None, None) if erased else (created_at, updated_at)
-        bodies = [body for (body,) in rows]
-        return StoredDump._make([bodies, items, [*map(call_of, calls)], *times, first])
+        *_, thread = await self._whole(thread_id, 0, None, "TRUE")
+        return thread
 
     async def holder(self, key: str) -> StoredCall | None:
-        rows = await self._read(queries.HOLDER.format(key=quoted(key)))
-        return call_of(rows[0]) if rows else None
+        newest = f"c.idempotency_key = {quoted(key)} ORDER BY c.attempt DESC LIMIT 1"
+        (rows,) = await self._ask(queries.CALLS.format(condition=newest))
+        return StoredCall._make(rows[0]) if rows else None
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
-        place = {"id": quoted(thread_id), "condition": "TRUE"}
-        rows = await self._read(queries.CALLS_OF_THREAD.format(**place))
-        return [*map(call_of, rows)]
+        (rows,) = await self._ask(_calls(thread_id, "TRUE"))
+        return [*map(StoredCall._make, rows)]
 
     async def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool
     ) -> list[ThreadInfo]:
-        page = {
+        end = prefix_end(prefix) or "\U0010ffff" * 129  # above all ids
+        place = {
             "start": quoted(prefix),
             "after": quoted(after or ""),
-            "end": quoted(prefix_end(prefix) or _ABOVE_ALL_IDS),
-            "erased": int(erased),
-            "limit": limit,
+            "end": quoted(end),
         }
-        return [
-            ThreadInfo(thread_id.decode(), version, *map(from_micros, times))
-            for thread_id, version, *times in await self._read(
-                queries.THREADS.format(**page)
-            )
-        ]
+        query = queries.PAGE.format(**place, erased=int(erased), limit=limit)
+        (rows,) = await self._ask(query)
+        return [ThreadInfo(*row[:2], *map(from_micros, row[2:])) for row in rows]
 
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
-        query = queries.MARKERS
+        ids = as_list(["", *(thread_ids or ())])
+        where = "TRUE" if thread_ids is None else f"thread_id IN {ids}"
+        (rows,) = await self._ask(queries.MARKERS.format(where=where))
+        return dict(rows)
 
-        if thread_ids is not None:
-            if not thread_ids:
-                return {}
+    async def _schema(self) -> tuple[int | None, int]:
+        """Return the version of the schema, ``None`` without one, and bytes."""
+        (((version, size),),) = await self._ask(queries.SCHEMA)
+        return int(version) if version else None, int(size or 0)
 
-            query += f" WHERE thread_id IN {as_list(thread_ids)}"
-
-        return {one.decode(): revision for one, revision in await self._read(query)}
-
-    async def _version(self) -> int | None:
-        """Return the version of the schema; ``None`` if there is no store."""
-        try:
-            rows = await self._read(queries.VERSION)
-        except StoreFailure as exc:
-            if code(exc.__cause__) == NO_TABLE:
-                return None
-
-            raise
-
-        return max(rows)[0] if rows else None
-
-    async def _read(self, query: str) -> Sequence[Any]:
-        """Run one query, which sees one moment by itself."""
-        async with self._connections.lend() as link:
-            (rows,) = await link.ask(query)
-            return rows
+    async def _ask(self, script: str) -> Sequence[Any]:
+        """Return the rows of each statement."""
+        async with self._connections.lend() as run:
+            return await run(script)
 
     async def _whole(
-        self, thread_id: str, start: int, stop: int | None, calls: str
-    ) -> Sequence[Sequence[Any]]:
-        """Return a thread's row, messages, extra and calls, of one moment."""
-        place = {"id": quoted(thread_id)}
-        bounds = {"start": _bound(start), "stop": _bound(stop)}
+        self, thread_id: str, start: int, stop: int | None, condition: str
+    ) -> tuple[int, list[Any], StoredDump | None]:
+        """Return a thread's version, messages, and all of it, at one moment."""
+        place = {"id": quoted(thread_id), "start": _bound(start), "stop": _bound(stop)}
         script = [
             queries.ONE_MOMENT,
-            queries.THREAD.format(**place),
-            queries.MESSAGES.format(**place, **bounds),
+            queries.THREADS.format(ids=as_list([thread_id])),
+            queries.MESSAGES.format(**place),
             queries.EXTRA.format(**place),
-            queries.CALLS_OF_THREAD.format(**place, condition=calls),
+            _calls(thread_id, condition),
             "COMMIT",
         ]
 
-        async with self._connections.lend() as link:
-            _, _, *answers, _ = await link.ask(";".join(script))
-            return answers
+        _, _, threads, rows, items, calls, _ = await self._ask(";".join(script))
+        bodies = [body for (body,) in rows]
+
+        if not threads:
+            return 0, bodies, None
+
+        version, first, created_at, updated_at, _ = threads[0][1:]
+        content = bodies, items, [*map(StoredCall._make, calls)]
+        return version, bodies, StoredDump(*content, created_at, updated_at, first)
+
+
+def _calls(thread_id: str, condition: str) -> str:
+    """Return the query of a thread's calls, in the order of claims."""
+    own = f"c.thread_id = {quoted(thread_id)} AND {condition} ORDER BY c.sequence"
+    return queries.CALLS.format(condition=own)
 
 
 def _bound(position: int | None) -> str:
     """Return a slice's bound as SQL; a negative one counts from the version."""
-    if position is None or position >= 0:
-        return str(min(_INT8_MAX if position is None else position, _INT8_MAX))
-
-    return f"t.version - {min(-position, _INT8_MAX)}"
+    number = max(
+        -_INT8_MAX, _INT8_MAX if position is None else min(position, _INT8_MAX)
+    )
+    return f"{'t.version' if number < 0 else 0} + {number}"
