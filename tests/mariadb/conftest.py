@@ -12,7 +12,7 @@ from tests.servers.mariadb import MariaDBServer
 @pytest.fixture(scope="session")
 def server() -> Iterator[MariaDBServer]:
     try:
-        server = MariaDBServer()
+        server = MariaDBServer(tls=True)
     except FileNotFoundError as exc:
         pytest.skip(f"needs {exc}")
 

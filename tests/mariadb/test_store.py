@@ -79,6 +79,27 @@ async def test_a_wrong_password_is_told_at_once(server: MariaDBServer) -> None:
     assert refused.value.rejected
 
 
+async def test_tls_checks_the_certificate(server: MariaDBServer) -> None:
+    """The user must encrypt; only an authority of the tests signed the certificate."""
+    await server.rows("CREATE OR REPLACE USER secure@'127.0.0.1' REQUIRE SSL")
+    await server.rows(f"GRANT ALL ON {DATABASE}.* TO secure@'127.0.0.1'")
+    url = f"mariadb://secure@127.0.0.1:{server.port}/{DATABASE}"
+
+    async with open_checkpointer(f"{url}?tls_ca={server.ca}") as cp:
+        assert await cp.append(fresh(), [{}]) == 1
+
+    with pytest.raises(BackendUnavailable, match="Access denied"):
+        async with open_checkpointer(url):
+            pytest.fail("it opened")
+
+    with pytest.raises(BackendUnavailable, match=r"(?i)certificate"):
+        async with open_checkpointer(f"{url}?tls=true&connect_timeout=0.2"):
+            pytest.fail("it opened")
+
+    with pytest.raises(InvalidURL, match="tls_ca"):
+        open_checkpointer(f"{url}?tls_ca=/no/such/file")
+
+
 async def test_a_value_of_the_largest_size_fits_into_a_packet(
     server: MariaDBServer,
 ) -> None:

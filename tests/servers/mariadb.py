@@ -21,6 +21,7 @@ from tests.servers.process import (
     ServerProcess,
     free_port,
     give,
+    make_certificate,
     switched_to,
     unprivileged,
 )
@@ -45,7 +46,7 @@ _SETUP = f"""
 FLUSH PRIVILEGES;
 CREATE DATABASE {DATABASE};
 CREATE USER {USER}@'127.0.0.1' IDENTIFIED BY '{PASSWORD}';
-GRANT ALL ON *.* TO {USER}@'127.0.0.1';
+GRANT ALL ON *.* TO {USER}@'127.0.0.1' WITH GRANT OPTION;
 """
 
 
@@ -66,7 +67,8 @@ class MariaDBServer(ServerProcess):
     """A server on a free port of 127.0.0.1, its data in a temporary folder.
 
     It keeps its port and data over `kill` and `start`. A folder for the ``data`` that
-    is given, and its ``port``, are the caller's: the folder stays.
+    is given, and its ``port``, are the caller's: the folder stays. With ``tls`` it has
+    a certificate, which the authority ``ca`` signed.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class MariaDBServer(ServerProcess):
         settings: Mapping[str, str] | None = None,
         data: Path | None = None,
         port: int | None = None,
+        tls: bool = False,
     ) -> None:
         self._binary = mariadb_binary()
         self.port = port or free_port()
@@ -88,6 +91,12 @@ class MariaDBServer(ServerProcess):
             "pid_file": str(self._folder / "pid"),
             **(settings or {}),
         }
+        self.ca = self._folder / "ca.crt"
+
+        if tls:
+            make_certificate(self._folder, self.user)
+            self.settings["ssl_cert"] = str(self._folder / "server.crt")
+            self.settings["ssl_key"] = str(self._folder / "server.key")
 
     @property
     def url(self) -> str:

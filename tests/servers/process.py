@@ -7,6 +7,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = [
     "free_port",
     "give",
     "give_all",
+    "make_certificate",
     "private_folder",
     "switched_to",
     "unprivileged",
@@ -135,3 +137,28 @@ def private_folder(prefix: str, user: str | None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     give(folder, user)
     return folder
+
+
+def make_certificate(folder: Path, user: str | None = None) -> None:
+    """Create an authority, and a certificate for 127.0.0.1 that it has signed."""
+    (folder / "names").write_text("subjectAltName = IP:127.0.0.1, DNS:localhost\n")
+    new = "req -newkey rsa:2048 -nodes"
+    # Python 3.13 refuses an authority without a key usage.
+    authority = "-days 30 -subj /CN=cpkit-tests -addext keyUsage=critical,keyCertSign"
+    sign = "x509 -req -in server.csr -extfile names"
+
+    for command in (
+        f"{new} -x509 {authority} -keyout ca.key -out ca.crt",
+        f"{new} -subj /CN=localhost -keyout server.key -out server.csr",
+        f"{sign} -days 30 -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt",
+    ):
+        subprocess.run(
+            ["openssl", *command.split()],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+
+    for name in ("ca.crt", "server.crt", "server.key"):
+        give(folder / name, user)

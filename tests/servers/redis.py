@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from tests.servers.process import PATIENCE, ServerProcess, free_port
+from tests.servers.process import PATIENCE, ServerProcess, free_port, make_certificate
 
 __all__ = ["RedisServer", "no_tls", "redis_binary", "shared_redis"]
 
@@ -105,7 +105,7 @@ class RedisServer(ServerProcess):
 
         if tls:
             if made is self._folder:
-                _make_certificate(made)
+                make_certificate(made)
 
             self.settings |= {
                 "tls-port": str(self.tls_port),
@@ -300,25 +300,3 @@ def _version(binary: str) -> tuple[int, ...]:
     said = subprocess.run([binary, "--version"], stdout=subprocess.PIPE, check=True)
     number = said.stdout.decode().partition("v=")[2].split()[0]
     return tuple(map(int, number.split(".")))
-
-
-def _make_certificate(folder: Path) -> None:
-    """Create an authority, and a certificate for 127.0.0.1 that it has signed."""
-    (folder / "names").write_text("subjectAltName = IP:127.0.0.1, DNS:localhost\n")
-    new = "req -newkey rsa:2048 -nodes"
-    # Python 3.13 refuses an authority without a key usage.
-    authority = "-days 30 -subj /CN=cpkit-tests -addext keyUsage=critical,keyCertSign"
-    sign = "x509 -req -in server.csr -extfile names"
-
-    for command in (
-        f"{new} -x509 {authority} -keyout ca.key -out ca.crt",
-        f"{new} -subj /CN=localhost -keyout server.key -out server.csr",
-        f"{sign} -days 30 -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt",
-    ):
-        subprocess.run(
-            ["openssl", *command.split()],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=True,
-        )
