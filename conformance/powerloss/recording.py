@@ -47,7 +47,9 @@ def reports(call: Call) -> list[Report]:
         return []
 
     text = call.text(1)
-    return _parsed(text) if text.startswith(b"[") else []
+    # A packet of a server can begin with "[" too.
+    is_report = text.startswith(b"[") and text.endswith(b"]\n")
+    return _parsed(text) if is_report else []
 
 
 def _parsed(text: bytes) -> list[Report]:

@@ -18,7 +18,7 @@ from conformance.failure import Skip
 from conformance.operations import WRITES, Write
 from conformance.powerloss.disk import Disk
 from conformance.powerloss.files import Change, File, Names
-from conformance.powerloss.recording import tracer
+from conformance.powerloss.recording import reports, tracer
 from conformance.powerloss.script import (
     ABILITIES,
     Client,
@@ -27,7 +27,7 @@ from conformance.powerloss.script import (
     expected,
 )
 from conformance.powerloss.states import state
-from conformance.powerloss.trace import calls
+from conformance.powerloss.trace import Call, calls
 from conformance.powerloss.trial import Trial
 
 PROCESSES = """
@@ -112,6 +112,19 @@ def test_a_skip_says_what_to_add(
     outcome = run_clause(POWERLOSS, harness)
     assert outcome.status is Status.SKIPPED
     assert advice in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("sent", "count"),
+    [(b"[0, 1]\n[0, 2]\n", 2), (b"[\0\0\1" + b"x" * 91, 0)],
+    ids=["two reports", "a packet of 91 bytes, as MariaDB writes its length"],
+)
+def test_a_packet_of_a_server_is_not_a_report(sent: bytes, count: int) -> None:
+    place, text = (
+        "".join(f"\\x{byte:02x}" for byte in one) for one in (b"socket:[5]", sent)
+    )
+    call = Call("sendto", f'1<{place}>, "{text}", {len(sent)}', len(sent), "", 0)
+    assert len(reports(call)) == count
 
 
 def test_appends_in_order_are_cut_without_holes() -> None:
