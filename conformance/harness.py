@@ -75,6 +75,12 @@ class Harness:
     loses the others; without it, each of them is there or not.
     """
 
+    maps_in_memory: bool = False
+    """Whether the engine maps a file that it syncs where it is in shared memory.
+
+    InnoDB does so with its log. If so, ``powerloss`` takes a folder on a disk.
+    """
+
     @property
     def name(self) -> str:
         """The store's name in reports and command lines, without a password."""

@@ -65,7 +65,9 @@ async def new_store(case: Case, *, embedded: bool = False) -> AsyncIterator[Tria
 
     With ``embedded`` skip servers too.
     """
-    with tempfile.TemporaryDirectory(prefix="cpkit-", dir=_memory()) as temporary:
+    place = None if case.harness.maps_in_memory else _memory()
+
+    with tempfile.TemporaryDirectory(prefix="cpkit-", dir=place) as temporary:
         # As the kernel shows it: without symbolic links.
         folder = Path(temporary, "disk").resolve()  # noqa: ASYNC240  # no store is open yet
         folder.mkdir()

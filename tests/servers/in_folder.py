@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from conformance import Harness, URLHarness
 from conformance.slowdown import slowdown
 from tests.servers.postgres import PostgresServer
-from tests.servers.process import free_port, give_all, unprivileged
+from tests.servers.process import ServerProcess, free_port, give_all, unprivileged
 from tests.servers.redis import RedisServer
 
 __all__ = ["PostgresInFolder", "RedisInFolder", "ServerInFolder", "on_a_free_port"]
@@ -44,7 +44,7 @@ class ServerInFolder(URLHarness):
     async def kill(self) -> None:
         await asyncio.to_thread(self._server.close)
 
-    def _made(self, data: Path, port: int | None) -> PostgresServer | RedisServer:
+    def _made(self, data: Path, port: int | None) -> ServerProcess:
         raise NotImplementedError
 
 
