@@ -1,15 +1,13 @@
 """Attempts in the store: claim them, record their outcome, see if they are alive.
 
 An attempt proves that it lives by heartbeats, from its claim until its outcome is
-recorded, whatever lease its run holds or does not hold. They are written to a thread of
-their own, named after the effect's key; each attempt overwrites one key of its extra.
-The process that records the outcome deletes this thread.
+recorded, whatever lease its run holds. They are a count in the extra of a thread that
+is named after the effect's key. The process that records the outcome deletes it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,12 +46,7 @@ from cpkit.runs import TAKEN_OVER, RunThread, stale_after_of
 from cpkit.waiting import StaleDetector, retry_unclear
 from cpkit.wakeups import Reader, SharedWaits
 
-__all__ = [
-    "Attempts",
-    "Heartbeat",
-    "Resumed",
-    "find_silent",
-]
+__all__ = ["Attempts", "Heartbeat", "Resumed"]
 
 _UNSTORABLE = PayloadTooLarge, SerializationError
 
@@ -135,18 +128,12 @@ class Attempts:
     ) -> AbstractAsyncContextManager[Reader]:
         """Wait, in the block, until the holder's attempt is over, or stale."""
         key = holder.call.idempotency_key
-        limit = None
 
         if stale_after is not None:
-            limit = max(stale_after, stale_after_of(holder))
+            stale_after = max(stale_after, stale_after_of(holder))
 
         return self.waits.join(
-            key,
-            holder,
-            self.cp,
-            lambda: self.find(key),
-            limit,
-            partial(read_heartbeat, self.cp),
+            key, holder, self.cp, lambda: self.find(key), stale_after, self.heartbeat
         )
 
     async def resolve(
@@ -193,6 +180,65 @@ class Attempts:
             if held is not None and held.call.call_id != call.call_id:
                 return held, outcome
 
+    # Attempts whose process is gone
+
+    async def heartbeat(self, holder: CallRecord) -> tuple[str, JsonValue]:
+        """Return an attempt's id and last heartbeat; a sign of life changes them."""
+        call_id = holder.call.call_id
+        data = await self.cp.load(heartbeat_thread(holder.call.idempotency_key))
+        return call_id, None if data is None else data.extra.get(call_id)
+
+    async def watch(self, record: CallRecord) -> StaleDetector | None:
+        """Return the proof that an effect's own holder is silent; ``None`` without one.
+
+        Either the lease under which it runs was taken over after silence, or this has
+        watched its heartbeat for its ``stale_after``. What this process runs is alive.
+        """
+        call = record.call
+
+        if call.call_id in self.running or effect_of(record) is None:
+            return None
+
+        is_dead = await self._lost_its_lease(record)
+        stale = StaleDetector(0.0 if is_dead else stale_after_of(record))
+
+        if not is_dead:
+            log.warning(
+                "thread %r: %s has no outcome; waits up to %g s for a heartbeat "
+                "before it counts as dead",
+                *(record.thread_id, call.tool_name, stale.stale_after),
+            )
+
+        while not await stale.is_stale(partial(self.heartbeat, record)):
+            found = await self.find(call.idempotency_key)
+
+            if found is None or found.call.call_id != call.call_id:
+                return None
+
+            if found.status != "issued" or stale.changed:
+                return None
+
+            await asyncio.sleep(stale.longest_pause)
+
+        return stale
+
+    async def _lost_its_lease(self, record: CallRecord) -> bool:
+        """Return whether the lease under which a call ran was taken over after silence.
+
+        It may be the lease of another thread: a sub-agent runs under its main agent's.
+        """
+        match record.call.args.get("lease"):
+            case [str(term), str(run_thread)]:
+                run = RunThread(self.cp, run_thread)
+                return any(
+                    one.call.call_id == term
+                    and isinstance(one.result, dict)
+                    and one.result.get("released") == TAKEN_OVER
+                    for one in await self.cp.list_calls(run.name)
+                )
+
+        return False
+
     async def close_silent(
         self,
         holder: CallRecord,
@@ -200,27 +246,19 @@ class Attempts:
         stale: StaleDetector,
         reason: str,
     ) -> Resumed:
-        """Close the attempt of a silent holder.
+        """Close the attempt of a holder that ``stale`` found silent.
 
         With ``verify``, the attempt is released only after it said that the effect did
-        not land; without, at once. ``stale`` found the holder silent.
+        not land; without, at once.
         """
-        answer: Landed | NotLanded | str = NotLanded()
+        outcome = await _found_by(verify, holder, reason)
 
-        if verify is not None:
-            answer = await ask_verify(verify, holder)
+        if isinstance(outcome, str):
+            return Resumed(holder, "surfaced", outcome)
 
-        if isinstance(answer, str):
-            return Resumed(holder, "surfaced", answer)
-
-        # The callbacks took time, and a holder that was only slow may be alive again.
-        if not await stale.is_stale(partial(read_heartbeat, self.cp, holder)):
+        # The callback took time, and a holder that was only slow may be alive again.
+        if not await stale.is_stale(partial(self.heartbeat, holder)):
             return Resumed(holder, "alive", "a run is executing it")
-
-        outcome = Outcome.release(reason)
-
-        if isinstance(answer, Landed):
-            outcome = Outcome.result(answer.result)
 
         try:
             stored = await self.close_orphan(holder, outcome)
@@ -261,8 +299,7 @@ class Attempts:
     async def delete_heartbeats(self, key: str) -> None:
         """Delete the heartbeats of a key, if the store can delete threads.
 
-        Those of a newer attempt are deleted too. Its watchers see that as one more
-        sign of life.
+        Those of a newer attempt go too: for its watchers that is a sign of life.
         """
         if not isinstance(self.cp, ErasesThreads):
             return
@@ -273,40 +310,44 @@ class Attempts:
             log.warning("could not delete %r", heartbeat_thread(key), exc_info=True)
 
 
-# Heartbeats
-
-
 class Heartbeat:
-    """Writes heartbeats of a call, from `start` until `stop`.
+    """Writes heartbeats of a call, from `start` until `stop`; made before its claim.
 
     An attempt shorter than the interval writes none. A heartbeat that fails is logged,
     and the next one is tried. At worst another run takes over, and this run learns that
     when it records its outcome.
     """
 
-    def __init__(self, attempts: Attempts, call: ToolCall) -> None:
+    def __init__(self, attempts: Attempts, call: ToolCall, stale_after: float) -> None:
         self._attempts = attempts
-        self._key = call.idempotency_key
-        self._call_id = call.call_id
+        self._call = call
+        self._stale_after = stale_after
+        self._claimed_at = asyncio.get_running_loop().time()
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, claimed_at: float, stale_after: float) -> None:
-        """Begin; the call counts as alive in this process, too."""
-        self._attempts.running.add(self._call_id)
-        interval = stale_after / 3
-        loop = asyncio.get_running_loop()
+    def start(self) -> bool:
+        """Begin; return whether there is time: else another run may take over soon.
+
+        The call counts as alive in this process, too.
+        """
+        loop, interval = asyncio.get_running_loop(), self._stale_after / 3
+
+        if loop.time() - self._claimed_at > self._stale_after / 2:
+            return False
 
         def begin() -> None:
-            self._task = loop.create_task(self._beat(interval))
+            self._task = asyncio.create_task(self._beat(interval))
 
         # A timer instead of a task: most effects end before the first heartbeat.
-        self._timer = loop.call_at(claimed_at + interval, begin)
+        self._timer = loop.call_at(self._claimed_at + interval, begin)
+        self._attempts.running.add(self._call.call_id)
+        return True
 
     async def stop(self) -> None:
         """Write no more."""
-        self._attempts.running.discard(self._call_id)
+        self._attempts.running.discard(self._call.call_id)
 
         if self._timer is not None:
             self._timer.cancel()
@@ -320,37 +361,24 @@ class Heartbeat:
         await self.stop()
 
         if self._count:
-            await self._attempts.delete_heartbeats(self._key)
+            await self._attempts.delete_heartbeats(self._call.idempotency_key)
 
     async def _beat(self, interval: float) -> None:
+        call_id = self._call.call_id
+        place = heartbeat_thread(self._call.idempotency_key)
+
         while True:
             self._count += 1
-            beat: dict[str, JsonValue] = {self._call_id: self._count}
 
             try:
-                await self._attempts.cp.save_extra(heartbeat_thread(self._key), beat)
+                await self._attempts.cp.save_extra(place, {call_id: self._count})
             except Closed:  # the process has given up the store, and the call with it
-                self._attempts.running.discard(self._call_id)
+                self._attempts.running.discard(call_id)
                 return
             except Exception:
-                log.warning("a heartbeat of %r failed", self._call_id, exc_info=True)
+                log.warning("a heartbeat of %r failed", call_id, exc_info=True)
 
             await asyncio.sleep(interval)
-
-
-async def read_heartbeat(
-    cp: Checkpointer[Any], holder: CallRecord
-) -> tuple[str, JsonValue]:
-    """Return an attempt's call id and last heartbeat; a sign of life changes them."""
-    call_id = holder.call.call_id
-    data = await cp.load(heartbeat_thread(holder.call.idempotency_key))
-    return call_id, None if data is None else data.extra.get(call_id)
-
-
-# Attempts whose process is gone
-
-
-Action = Literal["landed", "released", "surfaced", "alive", "finished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,12 +397,11 @@ class Resumed:
     """
 
     record: CallRecord
-    action: Action
+    action: Literal["landed", "released", "surfaced", "alive", "finished"]
     reason: str
 
     def __str__(self) -> str:
-        call = self.record.call
-        effect = effect_of(self.record)
+        call, effect = self.record.call, effect_of(self.record)
         args = call.args if effect is None else effect.args
         return (
             f"{self.action}: {call.tool_name} {dict(args)} "
@@ -382,78 +409,13 @@ class Resumed:
         )
 
 
-async def find_silent(
-    attempts: Attempts,
-    thread_id: str,
-    calls: Sequence[CallRecord],
-) -> dict[str, StaleDetector]:
-    """Return the calls whose own holder is silent, by call id, with the proof.
+async def _found_by(
+    verify: Verify | None, holder: CallRecord, reason: str
+) -> Outcome | str:
+    """Ask how a silent holder's effect ended; return why it is unclear, if it is."""
+    if verify is None:
+        return Outcome.release(reason)
 
-    There are two proofs. A call carries the term of the lease under which it runs, and
-    that term was taken over after silence. Else this watches the call's heartbeat for
-    its ``stale_after``. A call that this process runs is alive.
-    """
-    silent: dict[str, StaleDetector] = {}
-    watched: dict[str, tuple[CallRecord, StaleDetector]] = {}
-
-    for one in calls:
-        if one.call.call_id not in attempts.running:
-            is_dead = await _was_taken_over(attempts, one)
-            seconds = 0.0 if is_dead else stale_after_of(one)
-            watched[one.call.call_id] = one, StaleDetector(seconds)
-
-    if waits := [one.stale_after for _, one in watched.values() if one.stale_after]:
-        log.warning(
-            "thread %r: %d without an outcome; waits up to %g s for a heartbeat of "
-            "each before it counts as dead",
-            *(thread_id, len(waits), max(waits)),
-        )
-
-    while watched:
-        for call_id, (record, stale) in list(watched.items()):
-            if await stale.is_stale(partial(read_heartbeat, attempts.cp, record)):
-                silent[call_id] = stale
-
-            if call_id in silent or stale.changed or await _is_over(attempts, record):
-                del watched[call_id]
-
-        if watched:
-            pause = min(stale.longest_pause for _, stale in watched.values())
-            await asyncio.sleep(pause)
-
-    return silent
-
-
-async def _is_over(attempts: Attempts, record: CallRecord) -> bool:
-    found = await attempts.find(record.call.idempotency_key)
-    return (
-        found is None
-        or found.status != "issued"
-        or found.call.call_id != record.call.call_id
-    )
-
-
-async def _was_taken_over(attempts: Attempts, record: CallRecord) -> bool:
-    """Return whether the lease under which a call ran was taken over after silence.
-
-    It may be the lease of another thread: a sub-agent runs under its main agent's.
-    """
-    match record.call.args.get("lease"):
-        case [str(term), str(run_thread)]:
-            run = RunThread(attempts.cp, run_thread)
-            terms: list[CallRecord] = await attempts.cp.list_calls(run.name)
-            return any(
-                one.call.call_id == term
-                and isinstance(one.result, dict)
-                and one.result.get("released") == TAKEN_OVER
-                for one in terms
-            )
-
-    return False
-
-
-async def ask_verify(verify: Verify, holder: CallRecord) -> Landed | NotLanded | str:
-    """Ask whether an attempt's effect landed; return why it is unclear, if it is."""
     effect = effect_of(holder)
 
     if effect is None:
@@ -463,12 +425,12 @@ async def ask_verify(verify: Verify, holder: CallRecord) -> Landed | NotLanded |
         answer: Any = await call_callback(verify, effect)
 
         if isinstance(answer, Landed):
-            Outcome.result(answer.result)  # raises if it cannot be recorded
+            return Outcome.result(answer.result)  # raises if it cannot be recorded
     except Exception as exc:
         log.warning("verify of %s failed", effect.tool, exc_info=True)
         return f"verify raised {exception_type(exc)}: {exception_message(exc)}"
 
-    if isinstance(answer, (Landed, NotLanded)):
-        return answer
+    if isinstance(answer, NotLanded):
+        return Outcome.release(reason)
 
     return "verify cannot know" if answer is None else "verify gave an unknown answer"

@@ -142,8 +142,7 @@ class KeyReused(_OfEffect, CheckpointerError):
 class Superseded(CheckpointerError):
     """Another process recorded an outcome for the attempt first.
 
-    ``record`` is the key's completed call if there is one, else the attempt as it is
-    stored now.
+    ``record`` is the call that holds the key, or the attempt as it is stored now.
     """
 
     key: str

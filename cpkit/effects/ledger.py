@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 from cpkit.effects.approvals import Approvals, Notifier
-from cpkit.effects.attempts import Heartbeat, Resumed, find_silent
+from cpkit.effects.attempts import Heartbeat, Resumed
 from cpkit.effects.effect import (
     EffectOptions,
     EffectPlan,
@@ -40,9 +41,8 @@ class RecoverReport:
     """What `EffectLedger.resume` or ``recover`` found and did.
 
     ``calls`` has one entry for each pending call. A person decides the ``surfaced``
-    ones: ``landed(key, result)`` if the effect happened, ``not_landed(key)`` if it did
-    not. ``outcomes`` are the calls that recover ran again, with their answers for the
-    model, and ``healed`` is the answer of its ``heal`` callback.
+    ones, with ``landed`` or ``not_landed``. ``outcomes`` are the calls that recover ran
+    again, with their answers for the model. ``healed`` is what ``heal`` returned.
     """
 
     thread_id: str
@@ -82,15 +82,12 @@ class Begun(NamedTuple):
 class EffectLedger(ForPeople):
     """Runs each side effect once, on any checkpointer that keeps receipts.
 
-    ``requires_approval`` decides whether a person must approve an `Effect`: it answers
-    a bool, or an `Approval`. The ledger calls it before each claim and each takeover,
-    but not for a replay. ``on_approval_required`` is called with each undecided
-    `ApprovalRequest`, at least once in each process that finds it. Its errors are
-    logged. ``ui`` is the address of ``cpkit ui``, for the request's ``link``.
-
-    The other options are `Options`; each of them is the default for the same option of
-    `run`. Callbacks may be sync or async. A sync callback runs in the event loop's
-    thread and must not block.
+    ``requires_approval`` answers whether a person must approve an `Effect`: a bool, or
+    an `Approval`. It is called before each claim, and not for a replay.
+    ``on_approval_required`` is called with each undecided `ApprovalRequest`, at least
+    once in each process that finds it; its errors are logged. ``ui`` is the address of
+    ``cpkit ui``, for the request's ``link``. The other options are the defaults of
+    `Options`. A sync callback runs in the event loop's thread and must not block.
 
     A store without ``KeepsReceipts`` is a ``TypeError``.
     """
@@ -106,12 +103,11 @@ class EffectLedger(ForPeople):
         ui: str | None = None,
         **options: Unpack[EffectOptions],
     ) -> None:
-        for name, callback, parameter in (
-            ("requires_approval", requires_approval, "effect"),
-            ("on_approval_required", on_approval_required, "request"),
-        ):
-            if callback is not None:
-                check_callback(name, callback, parameter)
+        if requires_approval is not None:
+            check_callback("requires_approval", requires_approval, "effect")
+
+        if on_approval_required is not None:
+            check_callback("on_approval_required", on_approval_required, "request")
 
         super().__init__(cp, ui)
         self.options = Options(**options)
@@ -126,8 +122,7 @@ class EffectLedger(ForPeople):
             log.warning(
                 "timeout=%g ends each wait before stale_after=%g: no waiting run takes "
                 "over; give a longer timeout",
-                timeout,
-                stale_after,
+                *(timeout, stale_after),
             )
 
     async def run(
@@ -149,8 +144,8 @@ class EffectLedger(ForPeople):
         The handler's own caller gets the handler's exception, and all other callers get
         ``EffectFailed``. Also raises ``EffectDenied``, ``EffectTimeout``,
         ``EffectErased``, ``KeyReused``, and what the store raises; ``TypeError`` or
-        ``ValueError`` for a handler or option that cannot be used, before anything is
-        recorded; ``RuntimeError`` for an effect inside its own handler.
+        ``ValueError`` for a handler or option that cannot be used; ``RuntimeError`` for
+        an effect inside its own handler.
         """
         check_callback("handler", handler, "effect")
         plan = plan_effect(thread_id, tool, args, self.options.merged(options))
@@ -178,7 +173,8 @@ class EffectLedger(ForPeople):
 
         with traced(plan.effect):
             run = self.make_run(self._attempts, self._approvals, plan)
-            record, heartbeat = await run.begin()
+            record = await run.begin()
+            heartbeat = run.heartbeat if run.holds(record) else None
 
         if heartbeat is not None:
             leases = held_leases(self.cp)
@@ -198,8 +194,8 @@ class EffectLedger(ForPeople):
 
         Returns the stored record, also for a second commit of the same outcome. If the
         attempt was released meanwhile, and its key is free, the outcome is that of a
-        new attempt. Raises ``Superseded`` if another attempt or another outcome won. A
-        result that JSON cannot hold is recorded as a final failure, and raised.
+        new attempt. Raises ``Superseded`` if another outcome won. A result that JSON
+        cannot hold is recorded as a final failure, and raised.
         """
         outcome = Outcome.returned(result)
 
@@ -238,12 +234,9 @@ class EffectLedger(ForPeople):
 
         A call is an orphan only if its own holder was silent: the lease under which it
         ran was taken over, or this has watched it for the ``stale_after`` of its run
-        (15 seconds by default); the log says so. Calls that this process runs are
-        alive.
-
-        Of an orphan, ``verify`` decides: its result is recorded, or its key is freed.
-        The key of a read-only tool is freed. All other calls stay as they are.
-        Resume executes no tool, takes no lease, and touches no approval request.
+        (15 seconds by default). Of an orphan, ``verify`` decides: its result is
+        recorded, or its key is freed. The key of a read-only tool is freed. All other
+        calls stay as they are. Resume executes no tool and takes no lease.
         """
         return await self._resume(thread_id, ToolRegistry(self, tools), None)
 
@@ -258,11 +251,11 @@ class EffectLedger(ForPeople):
         """Do all that a thread needs after a crash of its run, under its lease.
 
         For each pending call this does what `resume` does, and runs it again through
-        its tool if nothing happened, before the next call. Last it calls ``heal(cp,
-        thread_id, report)``, which can close tool calls that the conversation left
-        open. Effects that need an undecided approval are reported, not waited for. A
-        ledger without ``requires_approval`` runs no call whose request is not approved.
-        After a crash or an error of the store, recover again.
+        its tool if nothing happened. Last it calls ``heal(cp, thread_id, report)``,
+        which can close tool calls that the conversation left open. Effects that need an
+        undecided approval are reported, not waited for. A ledger without
+        ``requires_approval`` runs no call whose request is not approved. After a crash
+        or an error of the store, recover again.
 
         A lease under which the current task runs is used; pass another task's as
         ``lease``. Raises ``LeaseTimeout`` if another process runs the thread, and
@@ -272,8 +265,8 @@ class EffectLedger(ForPeople):
             check_callback("heal", heal, "cp", "thread_id", "report")
 
         named = ToolRegistry(self, tools)
-        own = [one for one in held_leases(self.cp) if one.thread_id == thread_id]
-        lease = lease or next(iter(own), None)
+        own = {one.thread_id: one for one in held_leases(self.cp)}
+        lease = lease or own.get(thread_id)
 
         if lease is not None and lease.thread_id != thread_id:
             raise ValueError(f"{lease!r} is not a lease of thread {thread_id!r}")
@@ -307,21 +300,12 @@ class EffectLedger(ForPeople):
             and not one.erased
             and not one.call.tool_name.startswith("cpkit:")
         ]
-        effects = [one for one in pending if effect_of(one) is not None]
-        silent = await find_silent(self._attempts, thread_id, effects)
+        silent = await asyncio.gather(*map(self._attempts.watch, pending))
         resumed: list[Resumed] = []
         outcomes: list[tuple[Resumed, ToolOutcome]] = []
 
-        for record in pending:
-            stale = silent.get(record.call.call_id)
-
-            if record not in effects:
-                found = Resumed(record, "surfaced", "it was not recorded by a ledger")
-            elif stale is None:
-                found = await self._attempts.look_again(record)
-            else:
-                found = await self._end_orphan(record, tools, stale)
-
+        for record, stale in zip(pending, silent, strict=True):
+            found = await self._end_orphan(record, tools, stale)
             resumed.append(found)
             log.info("resume of %r: %s", thread_id, found.action)
 
@@ -334,9 +318,15 @@ class EffectLedger(ForPeople):
         return RecoverReport(thread_id, tuple(resumed), tuple(outcomes))
 
     async def _end_orphan(
-        self, record: CallRecord, tools: ToolRegistry, stale: StaleDetector
+        self, record: CallRecord, tools: ToolRegistry, stale: StaleDetector | None
     ) -> Resumed:
         """Find out what happened to an orphan, and record it if that is known."""
+        if effect_of(record) is None:
+            return Resumed(record, "surfaced", "it was not recorded by a ledger")
+
+        if stale is None:
+            return await self._attempts.look_again(record)
+
         if record.call.tool_name not in tools:
             return Resumed(record, "surfaced", "its tool was not passed to resume")
 
@@ -378,26 +368,21 @@ class EffectLedger(ForPeople):
 
     async def _end(self, record: CallRecord, outcome: Outcome) -> CallRecord:
         """Record the outcome of a begun effect; raise ``Superseded`` if it lost."""
-        key = record.call.idempotency_key
-        stored, outcome = await self._attempts.close(
-            record.thread_id, record.call, outcome
-        )
+        call, key = record.call, record.call.idempotency_key
+        stored, outcome = await self._attempts.close(record.thread_id, call, outcome)
 
-        if record.call.call_id in self._begun:
-            heartbeat, leases, noted = self._begun.pop(record.call.call_id)
+        if call.call_id in self._begun:
+            heartbeat, leases, noted = self._begun.pop(call.call_id)
             note_effect(leases, noted, None)
             await heartbeat.end()
-        else:
-            # A person decides the attempt of another process, which may have written
-            # heartbeats.
+        else:  # another process began it, and may have written heartbeats
             await self._attempts.delete_heartbeats(key)
 
         if stored.status == "completed":
             await self._requests.settle_used(key)
 
         if not stored.erased and not outcome.is_recorded_in(stored):
-            winner = await self.cp.find_completed(key)
-            raise Superseded(key, winner or stored)
+            raise Superseded(key, stored)
 
         if outcome.raised is not None:
             raise outcome.raised

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
 from cpkit.driver.ids import check_id
-from cpkit.effects.attempts import Attempts, find_silent
+from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import (
     Effect,
     Verdict,
@@ -231,9 +231,7 @@ class ForPeople:
         if record is None or not is_open or effect_of(record) is None:
             raise ValueError(f"no attempt of an effect {key!r} is without an outcome")
 
-        silent = await find_silent(self._attempts, record.thread_id, [record])
-
-        if record.call.call_id not in silent:
+        if await self._attempts.watch(record) is None:
             raise ValueError(
                 f"attempt {record.attempt} of {record.call.tool_name!r} is not in "
                 "doubt: a run is executing it, or has ended it"

@@ -19,7 +19,7 @@ Heartbeats
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from hashlib import sha256
@@ -29,6 +29,7 @@ from typing import Any, Self
 
 from cpkit.effects.effect import Decision, Effect, Verdict, copy_json
 from cpkit.effects.errors import EffectFailed
+from cpkit.lease import Lease
 from cpkit.records import CallRecord, JsonValue
 
 __all__ = [
@@ -84,7 +85,7 @@ def next_call_id(call_id: str) -> str:
 def call_args(
     effect: Effect,
     asked: Mapping[str, JsonValue],
-    lease: list[JsonValue] | None,
+    leases: Sequence[Lease],
     stale_after: float,
 ) -> dict[str, JsonValue]:
     """Return the args of the call record; ``asked`` are those that were asked for."""
@@ -96,7 +97,7 @@ def call_args(
     optional: dict[str, JsonValue] = {
         "asked": None if asked == effect.args else dict(asked),
         "tool_call_id": effect.tool_call_id,
-        "lease": lease,
+        "lease": [leases[-1].term_id, leases[-1].thread_id] if leases else None,
         "decision": made,
     }
     return {
@@ -120,12 +121,7 @@ def effect_of(record: CallRecord) -> Effect | None:
         return None
 
     made: Any = call.args.get("decision")
-    decision = None
-
-    if made is not None:
-        at = None if made["at"] is None else datetime.fromisoformat(made["at"])
-        decision = signed("approved", made, at)
-
+    at = made and made["at"] and datetime.fromisoformat(made["at"])
     tool_call_id: Any = call.args.get("tool_call_id")
     return Effect(
         call.idempotency_key,
@@ -135,7 +131,7 @@ def effect_of(record: CallRecord) -> Effect | None:
         call.call_id,
         record.attempt,
         tool_call_id,
-        decision,
+        made and signed("approved", made, at),
     )
 
 

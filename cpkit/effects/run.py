@@ -49,6 +49,7 @@ from cpkit.effects.tracing import note, warn
 from cpkit.errors import BackendUnavailable, CheckpointerError, UnknownCall
 from cpkit.lease import held_leases
 from cpkit.records import CallRecord, JsonValue, ToolCall
+from cpkit.runs import TAKEN_OVER
 from cpkit.waiting import StaleDetector, run_shielded
 
 __all__ = ["EffectRun", "RunResult", "current_key"]
@@ -101,44 +102,40 @@ class EffectRun:
         self._request: ApprovalRequest | None = None
         self._call_id = ""
         """The id of this run's newest claim."""
-        self._heartbeat: Heartbeat | None = None
+        self.heartbeat: Heartbeat | None = None
+        """That of the newest claim."""
         self._took_over = False
         self._waits_until: float | None = None
 
     async def run(self, handler: Handler) -> RunResult:
         """Run the effect, wait for the process that runs it, or replay its record."""
-        record = await self._look_up()
-
         try:
-            while True:
-                if record is None:
-                    record = await self._claim()
+            record = await self.begin()
 
-                if self._is_own(record):
-                    return await self._settled(await self._perform(handler, record))
+            while record.status == "issued" and not self.holds(record):
+                record = await self._obtain(await self._wait_for(record))
 
-                if record.status == "completed":
-                    return await self._settled(self._replay(record))
-
-                record = await self._wait_for(record)
+            if self.holds(record):
+                result = await self._perform(handler, record)
+            else:
+                result = self._replay(record)
         finally:
-            if self._heartbeat is not None:
-                await self._heartbeat.stop()
+            if self.heartbeat is not None:
+                await self.heartbeat.stop()
 
-    async def begin(self) -> tuple[CallRecord, Heartbeat | None]:
-        """Claim the effect for a caller that runs it; do not wait for another holder.
+        # The next run may use the approval of an attempt that was released.
+        if self._request is not None and (
+            result.record is None or not is_released(result.record)
+        ):
+            await self._approvals.settle(self._plan, self._request)
 
-        Returns the key's record, and the heartbeat of this claim if the caller runs it.
-        """
-        record = await self._look_up() or await self._claim()
-        self._check(record)
-        return record, self._heartbeat if self._is_own(record) else None
+        return result
 
-    async def _look_up(self) -> CallRecord | None:
-        """Return the key's record; the key is the next one if a person reopened it."""
+    async def begin(self) -> CallRecord:
+        """Return the key's record, which this run claims if the key is free."""
         key, record = await self._attempts.newest(self._effect.key)
 
-        if key != self._effect.key:
+        if key != self._effect.key:  # a person reopened it
             self._effect = replace(self._effect, key=key)
             self._plan = replace(self._plan, effect=self._effect)
 
@@ -149,64 +146,53 @@ class EffectRun:
                 "key"
             )
 
-        return record
+        return await self._obtain(record)
 
-    async def _settled(self, result: RunResult) -> RunResult:
-        """Take the request off the list of runs, unless the next run may use it."""
-        may_run_again = result.record is not None and is_released(result.record)
-
-        if self._request is not None and not may_run_again:
-            await self._approvals.settle(self._plan, self._request)
-
-        return result
+    def holds(self, record: CallRecord) -> bool:
+        """Return whether a record is that of this run's own attempt."""
+        return record.call.call_id == self._call_id
 
     # Claim
 
-    async def _claim(self) -> CallRecord:
-        """Claim the key; return its record, which may be another attempt's."""
-        clock = asyncio.get_running_loop().time
-        stale_after = self._plan.options.stale_seconds
+    async def _obtain(self, record: CallRecord | None) -> CallRecord:
+        """Return the key's record; claim the key while it is free."""
+        while record is None:
+            record = await self._claim()
 
-        while True:
-            try:
-                await self._get_approval()
-            except ApprovalExpired:
-                # An attempt that began before the expiry may have had its effect.
-                record = await self._attempts.find(self._effect.key)
+        self._check(record)
+        return record
 
-                if record is None:
-                    raise
+    async def _claim(self) -> CallRecord | None:
+        """Claim the key; return its record, ``None`` if the claim must be repeated."""
+        await self._get_approval()
+        self._call_id = fresh_call_id()
+        seconds = self._plan.options.stale_seconds
+        leases = held_leases(self._attempts.cp)
+        args = call_args(self._effect, self._plan.effect.args, leases, seconds)
+        call = ToolCall(self._call_id, self._effect.tool, args, self._effect.key)
+        self.heartbeat = Heartbeat(self._attempts, call, seconds)
 
+        try:
+            record = await self._attempts.claim(self._effect.thread_id, call)
+
+            if record is None or not self.holds(record):
                 return record
 
-            call, claimed_at = self._new_call(), clock()
-            heartbeat = self._heartbeat = Heartbeat(self._attempts, call)
-
-            try:
-                record = await self._attempts.claim(self._effect.thread_id, call)
-
-                if record is not None and self._is_own(record):
-                    self._check(record)
-                    await self._check_in_time(record)
-            except BaseException:
-                # The claim may have been applied, and no handler will be called.
-                await self._give_up(call, _NOT_BEGUN)
-                raise
-
-            if record is None:
-                continue
-
-            if not self._is_own(record):
-                return record
-
-            if clock() - claimed_at <= stale_after / 2:
-                heartbeat.start(claimed_at, stale_after)
-                return record
-
-            # The store answered late, or this process was paused: soon another run
-            # may take over. The handler has not begun, so give the claim back.
-            note(self._effect, "answered late")
+            self._check(record)
+            await self._check_in_time(record)
+        except BaseException:
+            # The claim may have been applied, and no handler will be called.
             await self._give_up(call, _NOT_BEGUN)
+            raise
+
+        if self.heartbeat.start():
+            return record
+
+        # The store answered late, or this process was paused: soon another run may take
+        # over. The handler has not begun, so give the claim back.
+        note(self._effect, "answered late")
+        await self._give_up(call, _NOT_BEGUN)
+        return None
 
     async def _get_approval(self) -> None:
         try:
@@ -242,21 +228,6 @@ class EffectRun:
             if clock() >= deadline or not any(one.is_unfinished for one in leases):
                 break
 
-    def _new_call(self) -> ToolCall:
-        effect, seconds = self._effect, self._plan.options.stale_seconds
-        leases = held_leases(self._attempts.cp)
-        lease: list[JsonValue] | None = None
-
-        if leases:
-            lease = [leases[-1].term_id, leases[-1].thread_id]
-
-        self._call_id = fresh_call_id()
-        args = call_args(effect, self._plan.effect.args, lease, seconds)
-        return ToolCall(self._call_id, effect.tool, args, effect.key)
-
-    def _is_own(self, record: CallRecord) -> bool:
-        return record.call.call_id == self._call_id
-
     async def _check_in_time(self, record: CallRecord) -> None:
         """Raise if the approval had expired when this run claimed the key.
 
@@ -285,10 +256,23 @@ class EffectRun:
     # Run
 
     async def _perform(self, handler: Handler, own: CallRecord) -> RunResult:
-        """Call the handler, and record its outcome."""
-        assert self._heartbeat is not None
+        """Call the handler, and record its outcome.
+
+        If the handler is cancelled, its call stays issued.
+        """
+        assert self.heartbeat is not None
         note(self._effect, "claimed", attempt=own.attempt)
-        outcome = await self._call_handler(handler, own)
+        effect = replace(self._effect, call_id=own.call.call_id, attempt=own.attempt)
+        token = handling.set((*handling.get(), effect.key))
+
+        try:
+            outcome = Outcome.returned(await call_callback(handler, effect))
+        except NoEffect as exc:
+            outcome = Outcome.release(exception_message(exc), exc)
+        except Exception as exc:
+            outcome = Outcome.failure(exc)
+        finally:
+            handling.reset(token)
 
         # The heart beats until the outcome is recorded: a store may take long, and a
         # run that took over meanwhile would repeat the effect.
@@ -299,22 +283,8 @@ class EffectRun:
             await self._give_up(own.call, outcome)
             raise
 
-        await self._heartbeat.end()
+        await self.heartbeat.end()
         return result
-
-    async def _call_handler(self, handler: Handler, own: CallRecord) -> Outcome:
-        """Call the handler. If it is cancelled, its call stays issued."""
-        effect = replace(self._effect, call_id=own.call.call_id, attempt=own.attempt)
-        token = handling.set((*handling.get(), effect.key))
-
-        try:
-            return Outcome.returned(await call_callback(handler, effect))
-        except NoEffect as exc:
-            return Outcome.release(exception_message(exc), exc)
-        except Exception as exc:
-            return Outcome.failure(exc)
-        finally:
-            handling.reset(token)
 
     async def _record(self, call: ToolCall, outcome: Outcome) -> RunResult:
         """Record the outcome of the handler, and return what the stored record says.
@@ -337,7 +307,7 @@ class EffectRun:
             if record.status != "issued" or record.erased:
                 break
 
-            await self._wait_for(record, needs_approval=False)
+            await self._wait_for(record)
 
         is_recorded = outcome.is_recorded_in(record)
         facts = {"attempt": record.attempt, "status": record.status}
@@ -370,49 +340,40 @@ class EffectRun:
         """
 
         async def record() -> None:
+            assert self.heartbeat is not None
+
             try:
                 await self._attempts.close(self._effect.thread_id, call, outcome)
-            except UnknownCall:
-                return  # the claim was not applied
-            except CheckpointerError as exc:
+                await self.heartbeat.end()
+            except CheckpointerError as exc:  # or the claim was not applied
                 note(self._effect, "outcome not recorded", because=type(exc).__name__)
-                return
-
-            if self._heartbeat is not None:
-                await self._heartbeat.end()
 
         await run_shielded(record)
 
     # Wait for another holder
 
-    async def _wait_for(
-        self, holder: CallRecord, *, needs_approval: bool = True
-    ) -> CallRecord | None:
+    async def _wait_for(self, holder: CallRecord) -> CallRecord | None:
         """Wait while another attempt holds the key, or take over from it.
 
         Returns the key's completed or issued record, or ``None`` if it may be free.
         """
-        self._check(holder)
         note(self._effect, "waiting", attempt=holder.attempt)
-        effect, options = self._plan.effect, self._plan.options
-        clock = asyncio.get_running_loop().time
+        options = self._plan.options
 
         if self._waits_until is None and options.timeout is not None:
-            self._waits_until = clock() + options.timeout
-
-        until = self._waits_until
+            now = asyncio.get_running_loop().time()
+            self._waits_until = now + options.timeout
 
         async with self._attempts.wait_for(holder, options.stale_after) as reader:
             while True:
                 try:
-                    left = None if until is None else max(0.0, until - clock())
-                    found = await reader.wait(left)
+                    async with asyncio.timeout_at(self._waits_until):
+                        found = await reader.wait(None)
                 except TimeoutError:
-                    assert options.timeout is not None
                     raise EffectTimeout(
-                        effect.key,
-                        effect.tool,
-                        options.timeout,
+                        self._effect.key,
+                        self._effect.tool,
+                        options.timeout or 0.0,
                         f"the result of attempt {holder.attempt}, still issued",
                         holder,
                     ) from None
@@ -420,39 +381,25 @@ class EffectRun:
                 if not isinstance(found, StaleDetector):
                     return None if found is None or is_released(found) else found
 
-                if await self._take_over(holder, found, needs_approval):
+                if await self._take_over(holder, found):
                     return None
 
-    async def _take_over(
-        self, holder: CallRecord, stale: StaleDetector, needs_approval: bool
-    ) -> bool:
+    async def _take_over(self, holder: CallRecord, stale: StaleDetector) -> bool:
         """Close the attempt of a silent holder; return whether it is closed.
 
         Without ``verify``, ``stale_after`` alone permits a second run. A released key
         is free: the next claim, by any process, runs the effect.
         """
-        verify = self._plan.options.verify
+        verify, facts = self._plan.options.verify, {"attempt": holder.attempt}
+        found = await self._attempts.close_silent(holder, verify, stale, TAKEN_OVER)
 
-        # If the approval has expired, ``verify`` may still find that the effect landed.
-        if needs_approval:
-            try:
-                await self._get_approval()
-            except ApprovalExpired:
-                if verify is None:
-                    raise
-
-        found = await self._attempts.close_silent(
-            holder, verify, stale, "taken over: its holder fell silent"
-        )
-        how, facts = found.action, {"attempt": holder.attempt}
-
-        if how == "surfaced":
+        if found.action == "surfaced":
             warn(self._effect, f"not taken over: {found.reason:.200}", **facts)
-        elif how in ("landed", "released"):
-            asked = "not asked" if verify is None else str(how == "landed").lower()
-            warn(self._effect, "taken over", landed=asked, **facts)
+        elif found.action in ("landed", "released"):
+            landed = str(found.action == "landed").lower() if verify else "not asked"
+            warn(self._effect, "taken over", landed=landed, **facts)
 
-        is_closed = how not in ("surfaced", "alive")
+        is_closed = found.action not in ("surfaced", "alive")
         self._took_over = self._took_over or is_closed
         return is_closed
 

@@ -30,7 +30,7 @@ async def test_a_person_says_that_an_effect_landed(
     record = await quick(cp).landed(key, {"charge": "ch_1"}, by="ann", reason="seen")
     said: Any = record.result
     assert (said["said"]["by"], said["said"]["reason"]) == ("ann", "seen")
-    assert f"{thread!r}: 1 without an outcome; waits up to 0.2 s" in caplog.text
+    assert f"{thread!r}: charge has no outcome; waits up to 0.2 s" in caplog.text
     shop = Shop()
     got = await quick(cp).run(thread, "charge", ARGS, shop.charge)
     assert got == {"charge": "ch_1"}

@@ -335,7 +335,8 @@ async def test_a_live_call_is_left_whatever_lease_its_run_holds(
             report = await quick(cp).recover(thread, TOOLS, lease=lease)
 
         assert [call.action for call in report.calls] == ["alive", "released"]
-        assert "2 without an outcome; waits up to 0.4 s" in caplog.text
+        assert "pay has no outcome; waits up to 0.4 s" in caplog.text
+        assert "search has no outcome; waits up to 0.2 s" in caplog.text
         assert shop.gate is not None
         shop.gate.set()
         await task
@@ -356,7 +357,8 @@ async def test_a_lease_taken_over_is_proof_for_its_own_calls_alone(
         report = await quick(cp).recover(thread, [READ])
 
     assert [one.action for one in report.calls] == ["released"] * 2
-    assert "1 without an outcome; waits up to 0.2 s" in caplog.text
+    assert "waits up to 900" not in caplog.text
+    assert "search has no outcome; waits up to 0.2 s" in caplog.text
     assert other.call.idempotency_key == f"k2 {thread}"
 
 

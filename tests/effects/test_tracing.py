@@ -88,7 +88,7 @@ async def test_takeovers_and_superseded_attempts_are_span_events(
 
     async with open_checkpointer("memory://") as cp:
         # No heartbeat comes before the takeover, so the holder seems paused.
-        monkeypatch.setattr(Heartbeat, "start", lambda *_: None)
+        monkeypatch.setattr(Heartbeat, "start", lambda *_: True)
         slow = asyncio.create_task(
             quick(cp, stale_after=0.05 * slowdown()).run("t", "pay", ARGS, shop.charge)
         )
