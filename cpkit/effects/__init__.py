@@ -9,8 +9,8 @@ The package calls only the six methods of `Checkpointer` and ``KeepsReceipts``, 
 works on every certified backend.
 
 Modules, each importing only those above it: ``errors``, ``effect``, ``records``,
-``tracing``, ``attempts``, ``requests``, ``approvals``, ``run``, ``people``,
-``similar``, ``tools``, ``ledger``, ``once``.
+``tracing``, ``attempts``, ``requests``, ``approvals``, ``run``, ``people``, ``tools``,
+``ledger``, ``once``.
 """
 
 from cpkit.effects.approvals import Notifier

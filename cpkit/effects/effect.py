@@ -1,8 +1,5 @@
 """What an effect is: how a caller asks for it, and what names it in the store.
 
-`Options` are the keywords of `EffectLedger.run`, merged over the ledger's own.
-`plan_effect` checks a caller's request and names the effect.
-
 A key is the SHA-256 of a canonical JSON array. The array has no separator that a value
 could contain, so two effects share a key only if thread, tool, kind and chosen values
 are all equal. Keys are a stored format: a later version must find what this one wrote.
@@ -52,9 +49,7 @@ __all__ = [
 ]
 
 Verdict = Literal["approved", "denied", "expired", "withdrawn"]
-
 KeyKind = Literal["arguments", "fields", "call", "given"]
-"""What the chosen values of a key are."""
 
 _EXPIRES_AFTER = 7 * 86_400.0
 """Seconds: it spans a weekend with holidays, and older approvals surprise people."""
@@ -70,10 +65,10 @@ handling: ContextVar[tuple[str, ...]] = ContextVar("cpkit effects", default=())
 class Decision:
     """How a request ended: the verdict, and by whom, when, why and from where.
 
-    A request ``expired`` if it was not decided in time. It was ``withdrawn`` if it was
-    ended without a decision. ``at`` is a time of the store's clock, if the store has
-    one. ``origin`` is the program that decided, for instance ``"cpkit approve,
-    host:4711"``. ``value`` is what the person gave with an approval.
+    A request ``expired`` if it was not decided in time, and was ``withdrawn`` if it was
+    ended without a decision. ``at`` is by the store's clock. ``origin`` is the program
+    that decided, for instance ``"cpkit approve, host:4711"``. ``value`` is what the
+    person gave with an approval.
     """
 
     verdict: Verdict
@@ -91,16 +86,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One side effect: what a handler, policy, notifier or ``verify`` is called with.
+    """One side effect: what a handler, policy or ``verify`` is called with.
 
-    ``key`` names the effect in the whole store. Pass it downstream as the idempotency
-    key where the other side takes one. ``attempt`` counts 1, 2, … and is a fencing
-    token: a later claim of the key always has a higher one.
-
-    A policy is called before the claim: ``call_id`` is empty then, and ``attempt`` is
-    0. ``tool_call_id`` is the model's id of its request. ``decision`` is the approval
-    under which the effect runs, with the value that the person gave; ``None`` if it
-    needs none.
+    ``key`` names the effect in the whole store; pass it downstream as the idempotency
+    key. ``attempt`` counts 1, 2, … and is a fencing token: a later claim of the key has
+    a higher one. A policy is called before the claim: ``call_id`` is empty then, and
+    ``attempt`` is 0. ``tool_call_id`` is the model's id of its request. ``decision`` is
+    the approval under which the effect runs; ``None`` if it needs none.
     """
 
     key: str
@@ -115,11 +107,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """A policy's answer that a person must approve.
+    """A policy's answer that a person must approve, and may change some arguments.
 
-    The person may change the arguments named in ``editable``: with ``approve(key,
-    value={"amount": 5})`` the handler gets the new amount. The key of the effect stays
-    that of the arguments that were asked for.
+    With ``approve(key, value={"amount": 5})`` the handler gets the new amount, if it is
+    ``editable``. The effect keeps the key of the arguments that were asked for.
     """
 
     editable: Sequence[str] = ()
@@ -154,26 +145,20 @@ Verify = Callable[
 async def call_callback(callback: Callable[..., Any], *args: object) -> Any:
     """Call a callback that may be sync or async, and return its answer.
 
-    A sync callback runs in the event loop's thread and must not block. It gets a copy
-    of an `Effect`, so that changes to the arguments stay its own.
+    It gets a copy of an `Effect`, so that changes to the arguments stay its own.
     """
-    answer = callback(*map(_own, args))
+    own = (
+        replace(one, args=copy_json(dict(one.args), "args"))
+        if isinstance(one, Effect)
+        else one
+        for one in args
+    )
+    answer = callback(*own)
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def _own(value: object) -> object:
-    if not isinstance(value, Effect):
-        return value
-
-    args: Any = copy_json(dict(value.args), "args")
-    return replace(value, args=args)
-
-
 def check_callback(name: str, callback: object, *parameters: str) -> None:
-    """Raise ``TypeError`` unless the callback can be called with these arguments.
-
-    A mistake in a callback is found when it is given, and not after a claim.
-    """
+    """Raise ``TypeError`` unless the callback can be called with these arguments."""
     if not callable(callback):
         raise TypeError(f"{name} must be a function, not {callback!r:.80}")
 
@@ -206,10 +191,7 @@ def check_no_generator(name: str, function: object) -> None:
 
 
 class EffectOptions(TypedDict, total=False):
-    """The keywords of `EffectLedger.run`; see `Options`.
-
-    Those that are left out are the ledger's.
-    """
+    """The keywords of `EffectLedger.run`; those that are left out are the ledger's."""
 
     key: Literal["arguments", "call"]
     key_fields: Sequence[str] | None
@@ -227,22 +209,16 @@ class EffectOptions(TypedDict, total=False):
 class Options:
     """All that can be said about an effect. Times are in seconds, ``None``: no limit.
 
-    What names it
-        The thread, the tool, and all arguments; with ``key_fields`` those arguments;
-        with ``key="call"`` all arguments and the model's ``tool_call_id``; or the given
-        ``idempotency_key``.
+    The thread, the tool and all arguments name the effect; with ``key_fields`` those
+    arguments; with ``key="call"`` also the model's ``tool_call_id``; or the given
+    ``idempotency_key``. ``run_thread`` is the thread that a worker runs after a
+    decision: by default that of the outermost lease of the task, else the effect's own.
 
-    Who runs it
-        ``run_thread`` is the thread that a worker runs after a decision: by default
-        that of the outermost lease which the task holds, else the effect's own.
-
-    Waiting
-        ``timeout`` bounds the wait for another attempt's result, ``approval_timeout``
-        that for a decision; ``"auto"`` is 0 under a worker, outside of handlers, and
-        no limit elsewhere. A request expires after ``expires_after``, by default a
-        week, by the store's clock. A holder without a heartbeat for ``stale_after`` is
-        taken over: ``verify`` says whether its effect landed; without ``verify`` the
-        handler runs again.
+    ``timeout`` bounds the wait for another attempt's result, ``approval_timeout`` that
+    for a decision; ``"auto"`` is 0 under a worker, outside of handlers, and no limit
+    elsewhere. A request expires after ``expires_after``, by the store's clock. A holder
+    without a heartbeat for ``stale_after`` is taken over: ``verify`` says whether its
+    effect landed; without ``verify`` the handler runs again.
     """
 
     key: Literal["arguments", "call"] = "arguments"
@@ -260,20 +236,18 @@ class Options:
         if self.key not in ("arguments", "call"):
             raise ValueError(f"key must be 'arguments' or 'call', not {self.key!r}")
 
-        given = (self.key_fields, self.idempotency_key, self.key == "call" or None)
+        fields = self.key_fields
+        given = (fields, self.idempotency_key, self.key == "call" or None)
 
         if sum(value is not None for value in given) > 1:
             raise ValueError(
                 "give at most one of key_fields, idempotency_key, key='call'"
             )
 
-        if isinstance(self.key_fields, str):
-            raise TypeError(
-                "key_fields is a list of argument names, not the str "
-                f"{self.key_fields!r}"
-            )
+        if isinstance(fields, str):
+            raise TypeError(f"key_fields is a list of argument names, not {fields!r}")
 
-        if self.key_fields is not None and not self.key_fields:
+        if fields is not None and not fields:
             raise ValueError("key_fields is empty; name at least one argument")
 
         if self.run_thread is not None:
@@ -310,10 +284,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class EffectPlan:
-    """A checked request for an effect.
+    """A checked request for an effect, whose key is ``key``; leases know it by that.
 
-    ``key`` is that of the request, under which leases know the effect; ``effect.key``
-    is another one if a person reopened a failure. ``is_recovered``: a recovery runs it.
+    ``effect.key`` is another one if a person reopened a failure.
     """
 
     key: str
@@ -324,10 +297,7 @@ class EffectPlan:
 
 
 def plan_effect(
-    thread_id: str,
-    tool: str,
-    args: Mapping[str, JsonValue],
-    options: Options,
+    thread_id: str, tool: str, args: Mapping[str, JsonValue], options: Options
 ) -> EffectPlan:
     """Check a request for an effect, and name the effect."""
     check_id("thread_id", thread_id)
@@ -336,7 +306,7 @@ def plan_effect(
     if tool.startswith("cpkit:"):
         raise InvalidId("tool_name", "must not start with 'cpkit:', which is reserved")
 
-    copied: Any = copy_json(dict(args), "args")
+    copied = copy_json(dict(args), "args")
     kind, values = _key_values(tool, copied, options)
     key = effect_key(thread_id, tool, kind, values)
     effect = Effect(key, thread_id, tool, copied, tool_call_id=options.tool_call_id)
@@ -402,7 +372,6 @@ def _digest(parts: list[JsonValue]) -> str:
 # JSON
 
 
-def copy_json(value: JsonValue, name: str) -> JsonValue:
+def copy_json(value: JsonValue, name: str) -> Any:
     """Return a JSON copy of a value; raise ``SerializationError`` if JSON has none."""
-    copied: JsonValue = parse_json(encode_json(value, (name,)))
-    return copied
+    return parse_json(encode_json(value, (name,)))

@@ -1,17 +1,4 @@
-"""What the ledger raises.
-
-::
-
-    CheckpointerError
-    ├── EffectFailed      the effect's recorded outcome is a failure
-    ├── EffectDenied      a person denied the effect
-    │   ├── ApprovalExpired     no approval came, or was used, in time
-    │   └── ApprovalWithdrawn   the request was withdrawn without a decision
-    ├── EffectTimeout     a result, or a decision, did not come in time
-    ├── EffectErased      its content was erased
-    ├── KeyReused         an idempotency key was used with other arguments
-    └── Superseded        another process recorded an outcome for the attempt first
-"""
+"""What the ledger raises; the tree in `cpkit.errors` says what a caller does then."""
 
 from __future__ import annotations
 
@@ -43,8 +30,7 @@ class _OfEffect:
 class EffectFailed(_OfEffect, CheckpointerError):
     """The effect ran and failed, and that is its final outcome.
 
-    ``error_type`` and ``reason`` describe the handler's exception. The caller whose
-    handler raised it gets that exception itself.
+    The caller whose handler raised the exception gets that exception itself.
     """
 
     error_type: str
@@ -56,10 +42,7 @@ class EffectFailed(_OfEffect, CheckpointerError):
 
 @dataclass(eq=False, repr=False)
 class EffectDenied(_OfEffect, CheckpointerError):
-    """The effect needs an approval and was denied; it did not run.
-
-    It never runs, unless `EffectLedger.ask_again` makes a new request.
-    """
+    """A person denied the effect: it runs only after `EffectLedger.ask_again`."""
 
     reason: str | None = None
     by: str | None = None
@@ -90,8 +73,7 @@ class ApprovalWithdrawn(EffectDenied):
 class EffectTimeout(_OfEffect, CheckpointerError):
     """The run waited for ``seconds`` in vain, and did nothing.
 
-    ``waiting_for`` names what it waited for. ``holder`` is the attempt that holds the
-    key, or ``None`` if the run waited for a decision.
+    ``holder`` is the attempt that holds the key; ``None`` in a wait for a decision.
     """
 
     seconds: float
@@ -114,8 +96,7 @@ class EffectTimeout(_OfEffect, CheckpointerError):
 class EffectErased(_OfEffect, CheckpointerError):
     """The effect, or its approval, is recorded, but its content was erased.
 
-    ``status`` still says whether the effect happened. Its result is lost, so the effect
-    is neither replayed nor run again.
+    Its result is lost, so it is neither replayed nor run again; see ``status``.
     """
 
     status: str

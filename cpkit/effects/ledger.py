@@ -24,9 +24,8 @@ from cpkit.effects.errors import EffectTimeout, Superseded
 from cpkit.effects.people import ForPeople
 from cpkit.effects.records import Outcome, effect_of
 from cpkit.effects.run import EffectRun, RunResult
-from cpkit.effects.similar import Similar
 from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, run_recorded
-from cpkit.effects.tracing import log, mark, traced
+from cpkit.effects.tracing import Similar, log, mark, traced
 from cpkit.errors import BackendUnavailable
 from cpkit.lease import Lease, held_leases, note_effect, thread_lease
 from cpkit.protocol import Checkpointer

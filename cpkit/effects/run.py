@@ -179,7 +179,12 @@ class EffectRun:
                 return record
 
             self._check(record)
-            await self._check_in_time(record)
+            request = self._request
+
+            # For a takeover it is enough that an earlier attempt used it in time.
+            if request and not self._took_over and request.is_late(record.issued_at):
+                await self._approvals.settle(self._plan, request)
+                raise ApprovalExpired(self._effect.key, self._effect.tool)
         except BaseException:
             # The claim may have been applied, and no handler will be called.
             await self._give_up(call, _NOT_BEGUN)
@@ -227,19 +232,6 @@ class EffectRun:
 
             if clock() >= deadline or not any(one.is_unfinished for one in leases):
                 break
-
-    async def _check_in_time(self, record: CallRecord) -> None:
-        """Raise if the approval had expired when this run claimed the key.
-
-        It is enough for a takeover that an earlier attempt used it in time.
-        """
-        request = self._request
-
-        if request is None or self._took_over or not request.is_late(record.issued_at):
-            return
-
-        await self._approvals.settle(self._plan, request)
-        raise ApprovalExpired(self._effect.key, self._effect.tool)
 
     def _check(self, record: CallRecord) -> None:
         """Raise if the record was erased, or is of a call with other arguments."""
@@ -302,7 +294,7 @@ class EffectRun:
                 raise
             except UnknownCall:
                 warn(self._effect, "forgotten while it ran")
-                return _result(None, outcome)
+                return RunResult(None, outcome.stored.get("value"), outcome.raised)
 
             if record.status != "issued" or record.erased:
                 break
@@ -323,7 +315,7 @@ class EffectRun:
         # After a release this caller reports its own error, whatever the other attempt
         # recorded.
         if is_recorded or record.erased or outcome.released:
-            return _result(record, outcome)
+            return RunResult(record, outcome.stored.get("value"), outcome.raised)
 
         return self._replay(record)
 
@@ -357,8 +349,8 @@ class EffectRun:
 
         Returns the key's completed or issued record, or ``None`` if it may be free.
         """
-        note(self._effect, "waiting", attempt=holder.attempt)
-        options = self._plan.options
+        facts, options = {"attempt": holder.attempt}, self._plan.options
+        note(self._effect, "waiting", **facts)
 
         if self._waits_until is None and options.timeout is not None:
             now = asyncio.get_running_loop().time()
@@ -381,29 +373,14 @@ class EffectRun:
                 if not isinstance(found, StaleDetector):
                     return None if found is None or is_released(found) else found
 
-                if await self._take_over(holder, found):
+                # Without ``verify``, ``stale_after`` alone permits a second run.
+                ended = await self._attempts.close_silent(
+                    holder, options.verify, found, TAKEN_OVER
+                )
+
+                if ended.action == "surfaced":
+                    warn(self._effect, f"not taken over: {ended.reason:.200}", **facts)
+                elif ended.action != "alive":
+                    warn(self._effect, "taken over", how=ended.action, **facts)
+                    self._took_over = True
                     return None
-
-    async def _take_over(self, holder: CallRecord, stale: StaleDetector) -> bool:
-        """Close the attempt of a silent holder; return whether it is closed.
-
-        Without ``verify``, ``stale_after`` alone permits a second run. A released key
-        is free: the next claim, by any process, runs the effect.
-        """
-        verify, facts = self._plan.options.verify, {"attempt": holder.attempt}
-        found = await self._attempts.close_silent(holder, verify, stale, TAKEN_OVER)
-
-        if found.action == "surfaced":
-            warn(self._effect, f"not taken over: {found.reason:.200}", **facts)
-        elif found.action in ("landed", "released"):
-            landed = str(found.action == "landed").lower() if verify else "not asked"
-            warn(self._effect, "taken over", landed=landed, **facts)
-
-        is_closed = found.action not in ("surfaced", "alive")
-        self._took_over = self._took_over or is_closed
-        return is_closed
-
-
-def _result(record: CallRecord | None, outcome: Outcome) -> RunResult:
-    """Return how a run ended whose handler had this outcome."""
-    return RunResult(record, outcome.stored.get("value"), outcome.raised)

@@ -1,5 +1,7 @@
 """What a run reports: log lines, and OpenTelemetry spans if that is installed.
 
+A warning names arguments that make each run of an effect another effect.
+
 Spans follow the semantic conventions for generative AI, "execute tool"
 (opentelemetry.io/docs/specs/semconv/gen-ai). Names that are not part of these start
 with ``cpkit.``. Arguments and results may be private, so they are in neither.
@@ -8,10 +10,12 @@ with ``cpkit.``. Arguments and results may be private, so they are in neither.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from cpkit.effects.effect import Effect
+from cpkit.effects.effect import Effect, EffectPlan
 from cpkit.effects.errors import EffectFailed
 from cpkit.effects.records import exception_type
 
@@ -22,9 +26,17 @@ except ImportError:  # the extra is not installed
 else:
     _tracer = trace.get_tracer("cpkit.effects")
 
-__all__ = ["log", "mark", "note", "traced", "warn"]
+__all__ = ["Similar", "log", "mark", "note", "traced", "warn"]
 
 log = logging.getLogger("cpkit.effects")
+
+_REMEMBERED = 1_000
+
+_PASSING = re.compile(
+    r"[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}"  # a UUID
+    r"|[0-9a-fA-F]{16,}"  # a random number in hex
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*"  # a time
+)
 
 
 @contextmanager
@@ -95,3 +107,45 @@ def _report(level: int, effect: Effect, step: str, facts: dict[str, str | int]) 
 def _has_sdk() -> bool:
     """Return whether an SDK is set up; without one, spans are discarded."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
+class Similar:
+    """Remembers the arguments of the last effect of each tool in each thread.
+
+    If one of them is the current time or a random value, a repetition is not
+    recognized: the next run does it again.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], Mapping[str, Any]] = {}
+
+    def note(self, plan: EffectPlan) -> None:
+        """Warn if only times and random values tell an effect from the one before."""
+        if plan.kind != "arguments":
+            return
+
+        if len(self._last) >= _REMEMBERED:
+            self._last.clear()
+
+        place, new = (plan.effect.thread_id, plan.effect.tool), plan.effect.args
+        old = self._last.get(place, new)
+        self._last[place] = new
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+
+        if names and all(_is_passing(one.get(n)) for n in names for one in (old, new)):
+            log.warning(
+                "%s ran twice in thread %r with arguments that differ only in %s: a "
+                "time or a random value makes each run another effect; name the effect "
+                "with key_fields=",
+                *(plan.effect.tool, plan.effect.thread_id, ", ".join(names)),
+            )
+
+
+def _is_passing(value: object) -> bool:
+    if isinstance(value, str):
+        return _PASSING.fullmatch(value) is not None
+
+    # Seconds, or milliseconds, since 1970: from 2001 to 2286.
+    return isinstance(value, (int, float)) and (
+        1e9 < value < 1e10 or 1e12 < value < 1e13
+    )

@@ -338,7 +338,7 @@ async def test_a_malformed_decision_does_not_approve(cp: Store, thread: str) -> 
 
 
 async def test_a_takeover_needs_the_approval(cp: Store, thread: str) -> None:
-    """An unapproved claim, left by a crash, is not taken over."""
+    """An unapproved claim, left by a crash, is not run by a takeover."""
     key = quick(cp).key(thread, "charge", ARGS)
     await claim(cp, thread, key, ARGS)
     shop = Shop()
