@@ -145,8 +145,8 @@ class SharedWaits:
         self._readers: dict[tuple[str, float | None], Reader] = {}
         self.rest_ends = 0.0
         """When the rest ends that the looks of all waiters took."""
-        self.running: set[str] = set()
-        """The ids of the calls that this process runs; others wait for them."""
+        self.running: dict[str, Any] = {}
+        """The calls that this process runs, by id, with what shows that they live."""
 
     @classmethod
     def of(cls, cp: Any) -> SharedWaits:

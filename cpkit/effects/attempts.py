@@ -39,9 +39,9 @@ from cpkit.errors import (
     SerializationError,
     UnknownCall,
 )
+from cpkit.lease import Lease
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, JsonValue, ToolCall
-from cpkit.registry import redacted
 from cpkit.runs import TAKEN_OVER, RunThread, stale_after_of
 from cpkit.waiting import StaleDetector, retry_unclear
 from cpkit.wakeups import Reader, SharedWaits
@@ -54,26 +54,20 @@ _UNSTORABLE = PayloadTooLarge, SerializationError
 class Attempts:
     """Claims, outcomes and reads of calls; writes are repeated if an answer was lost.
 
-    Raises ``TypeError`` for a store without receipts: it does not show which attempt
-    holds a key, so no process could tell a dead holder from a live one.
+    Without receipts, no process could tell a dead holder of a key from a live one.
     """
 
     def __init__(self, cp: Checkpointer[Any]) -> None:
-        if isinstance(cp, str):
+        if not isinstance(cp, KeepsReceipts):  # no repr: a URL may have a password
             raise TypeError(
-                f"an EffectLedger takes an open checkpointer, not {redacted(cp)!r}: "
-                "write 'async with open_checkpointer(url) as cp:', and EffectLedger(cp)"
-            )
-
-        if not isinstance(cp, KeepsReceipts):
-            raise TypeError(
-                f"an EffectLedger needs a store with list_calls and find_call "
-                f"(KeepsReceipts), and {cp!r:.80} has not; all stores of cpkit have"
+                "an EffectLedger takes an open checkpointer with list_calls and "
+                f"find_call (KeepsReceipts), not a {type(cp).__qualname__}: write "
+                "'async with open_checkpointer(url) as cp:', and EffectLedger(cp)"
             )
 
         self.cp: Any = cp
         self.waits = SharedWaits.of(cp)
-        self.running = self.waits.running
+        self.running: dict[str, Heartbeat] = self.waits.running
 
     async def find(self, key: str) -> CallRecord | None:
         """Return the issued or completed record of a key; ``None`` if it is free."""
@@ -104,11 +98,10 @@ class Attempts:
     ) -> CallRecord | None:
         """Claim the call's key; return the record that holds the key now, as `find`.
 
-        The claim succeeded if it has the call's id, so make a new id for each attempt.
-        The key is free if the claim was released before this process learned of it.
-        With an ``outcome`` the claim comes after its effect. Messages that a cadence
-        buffers are not written before it then, as their conflict would stop it.
+        The claim succeeded if that has the call's id, which is new for each attempt.
+        With an ``outcome`` the claim comes after its effect.
         """
+        # A conflict of messages that a cadence buffers would stop the claim.
         cp = self.cp if outcome is None else getattr(self.cp, "unbuffered", self.cp)
         held: CallRecord | None = await retry_unclear(
             lambda: cp.record_issued(thread_id, call),
@@ -155,9 +148,8 @@ class Attempts:
         """Record the outcome of an attempt; return the record that stands.
 
         If the effect has happened, and its attempt was released meanwhile, the outcome
-        is recorded as a new attempt, so that the next run does not repeat the effect.
-        If another attempt holds the key already, its record is returned. The outcome is
-        returned too: if the store cannot hold what a handler returned, it is a failure.
+        is that of a new attempt, unless another one holds the key already. The outcome
+        is returned too: a result that the store cannot hold has become a failure.
         """
         while True:
             try:
@@ -172,8 +164,7 @@ class Attempts:
             if outcome.released or not is_released(record):
                 return record, outcome
 
-            # The new id follows from the old one: a caller that closes again after an
-            # error makes the same ids.
+            # It follows from the old id: a caller that closes again makes the same.
             call = replace(call, call_id=next_call_id(call.call_id))
             held = await self.claim(thread_id, call, outcome)
 
@@ -191,8 +182,7 @@ class Attempts:
     async def watch(self, record: CallRecord) -> StaleDetector | None:
         """Return the proof that an effect's own holder is silent; ``None`` without one.
 
-        Either the lease under which it runs was taken over after silence, or this has
-        watched its heartbeat for its ``stale_after``. What this process runs is alive.
+        Its lease was taken over after silence, or this has watched its heartbeat.
         """
         call = record.call
 
@@ -225,17 +215,15 @@ class Attempts:
     async def _lost_its_lease(self, record: CallRecord) -> bool:
         """Return whether the lease under which a call ran was taken over after silence.
 
-        It may be the lease of another thread: a sub-agent runs under its main agent's.
+        It may be another thread's: a sub-agent runs under the lease of its main agent.
         """
         match record.call.args.get("lease"):
             case [str(term), str(run_thread)]:
                 run = RunThread(self.cp, run_thread)
-                return any(
-                    one.call.call_id == term
-                    and isinstance(one.result, dict)
-                    and one.result.get("released") == TAKEN_OVER
-                    for one in await self.cp.list_calls(run.name)
-                )
+
+                for one in await self.cp.list_calls(run.name):
+                    if one.call.call_id == term and isinstance(one.result, dict):
+                        return bool(one.result.get("released") == TAKEN_OVER)
 
         return False
 
@@ -246,10 +234,9 @@ class Attempts:
         stale: StaleDetector,
         reason: str,
     ) -> Resumed:
-        """Close the attempt of a holder that ``stale`` found silent.
+        """Close the attempt of a holder that ``stale`` found silent, as verify says.
 
-        With ``verify``, the attempt is released only after it said that the effect did
-        not land; without, at once.
+        Without ``verify`` it is released at once.
         """
         outcome = await _found_by(verify, holder, reason)
 
@@ -258,13 +245,12 @@ class Attempts:
 
         # The callback took time, and a holder that was only slow may be alive again.
         if not await stale.is_stale(partial(self.heartbeat, holder)):
-            return Resumed(holder, "alive", "a run is executing it")
+            return await self.look_again(holder)
 
         try:
             stored = await self.close_orphan(holder, outcome)
         except _UNSTORABLE as exc:
-            why = f"its result cannot be stored: {exc}"
-            return Resumed(holder, "surfaced", why)
+            return Resumed(holder, "surfaced", f"its result cannot be stored: {exc}")
 
         if not outcome.is_recorded_in(stored):
             return await self.look_again(stored)
@@ -275,7 +261,7 @@ class Attempts:
         return Resumed(stored, "landed", "verify found it")
 
     async def look_again(self, record: CallRecord) -> Resumed:
-        """Return whether an attempt that was not silent, or its key's newest, lives."""
+        """Return whether the key of an attempt that was not silent is held."""
         found = None if record.erased else await self.find(record.call.idempotency_key)
 
         if found is not None and found.status == "issued":
@@ -313,25 +299,23 @@ class Attempts:
 class Heartbeat:
     """Writes heartbeats of a call, from `start` until `stop`; made before its claim.
 
-    An attempt shorter than the interval writes none. A heartbeat that fails is logged,
-    and the next one is tried. At worst another run takes over, and this run learns that
-    when it records its outcome.
+    A heartbeat that fails is logged, and the next one is tried. At worst another run
+    takes over, and this run learns that when it records its outcome.
     """
 
     def __init__(self, attempts: Attempts, call: ToolCall, stale_after: float) -> None:
         self._attempts = attempts
-        self._call = call
+        self.call = call
         self._stale_after = stale_after
         self._claimed_at = asyncio.get_running_loop().time()
+        self.noted: tuple[list[Lease], str] = [], ""
+        """The leases that know of the effect, and the key by which they do."""
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> bool:
-        """Begin; return whether there is time: else another run may take over soon.
-
-        The call counts as alive in this process, too.
-        """
+        """Begin, unless the claim took so long that another run may take over soon."""
         loop, interval = asyncio.get_running_loop(), self._stale_after / 3
 
         if loop.time() - self._claimed_at > self._stale_after / 2:
@@ -342,12 +326,12 @@ class Heartbeat:
 
         # A timer instead of a task: most effects end before the first heartbeat.
         self._timer = loop.call_at(self._claimed_at + interval, begin)
-        self._attempts.running.add(self._call.call_id)
+        self._attempts.running[self.call.call_id] = self
         return True
 
     async def stop(self) -> None:
         """Write no more."""
-        self._attempts.running.discard(self._call.call_id)
+        self._attempts.running.pop(self.call.call_id, None)
 
         if self._timer is not None:
             self._timer.cancel()
@@ -361,11 +345,11 @@ class Heartbeat:
         await self.stop()
 
         if self._count:
-            await self._attempts.delete_heartbeats(self._call.idempotency_key)
+            await self._attempts.delete_heartbeats(self.call.idempotency_key)
 
     async def _beat(self, interval: float) -> None:
-        call_id = self._call.call_id
-        place = heartbeat_thread(self._call.idempotency_key)
+        call_id = self.call.call_id
+        place = heartbeat_thread(self.call.idempotency_key)
 
         while True:
             self._count += 1
@@ -373,7 +357,7 @@ class Heartbeat:
             try:
                 await self._attempts.cp.save_extra(place, {call_id: self._count})
             except Closed:  # the process has given up the store, and the call with it
-                self._attempts.running.discard(call_id)
+                self._attempts.running.pop(call_id, None)
                 return
             except Exception:
                 log.warning("a heartbeat of %r failed", call_id, exc_info=True)
@@ -385,15 +369,10 @@ class Heartbeat:
 class Resumed:
     """What resume did with one pending call, and why.
 
-    ``record`` is the call as it is stored now. ``action`` is one of
-
-    - ``landed``: ``verify`` found the effect; its result is recorded, as a new attempt
-      if this one was released meanwhile
-    - ``released``: ``verify`` says that nothing happened, or the tool only reads; the
-      key is free
-    - ``surfaced``: the outcome is unknown; the call stays issued, a person decides
-    - ``alive``: its run has shown that it lives
-    - ``finished``: its own run recorded an outcome during the resume, or it was erased
+    ``record`` is the call as it is stored now. It ``landed``: ``verify`` found the
+    effect, and its result is recorded. It was ``released``: nothing happened, and the
+    key is free. It is ``surfaced``: the outcome is unknown, and a person decides. It is
+    ``alive``: a run is executing it. It is ``finished``: it ended, or was erased.
     """
 
     record: CallRecord

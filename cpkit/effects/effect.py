@@ -20,7 +20,7 @@ from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import InvalidId
 from cpkit.records import JsonValue
-from cpkit.waiting import STALE_AFTER, check_interval, check_limit
+from cpkit.waiting import check_interval, check_limit
 
 __all__ = [
     "Approval",
@@ -275,11 +275,6 @@ class Options:
     def merged(self, given: EffectOptions) -> Options:
         """Return these options with the given ones in place of theirs."""
         return replace(self, **given) if given else self
-
-    @property
-    def stale_seconds(self) -> float:
-        """After how many seconds without a heartbeat others may take it for dead."""
-        return self.stale_after or STALE_AFTER
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 from cpkit.effects.approvals import Approvals, Notifier
-from cpkit.effects.attempts import Heartbeat, Resumed
+from cpkit.effects.attempts import Resumed
 from cpkit.effects.effect import (
     EffectOptions,
     EffectPlan,
@@ -113,7 +113,6 @@ class EffectLedger(ForPeople):
         self._approvals = Approvals(
             self._attempts, self._requests, requires_approval, on_approval_required
         )
-        self._begun: dict[str, tuple[Heartbeat, list[Lease], str]] = {}
         self._similar = Similar()
         timeout, stale_after = self.options.timeout, self.options.stale_after
 
@@ -170,15 +169,13 @@ class EffectLedger(ForPeople):
         """
         plan = plan_effect(thread_id, tool, args, self.options.merged(options))
 
-        with traced(plan.effect):
-            run = self.make_run(self._attempts, self._approvals, plan)
-            record = await run.begin()
-            heartbeat = run.heartbeat if run.holds(record) else None
+        run = self.make_run(self._attempts, self._approvals, plan)
+        record = await run.begin()
+        heartbeat = run.heartbeat if run.holds(record) else None
 
         if heartbeat is not None:
-            leases = held_leases(self.cp)
-            self._begun[record.call.call_id] = heartbeat, leases, plan.key
-            note_effect(leases, plan.key, "running")
+            heartbeat.noted = held_leases(self.cp), plan.key
+            note_effect(*heartbeat.noted, "running")
 
         return Begun(record, heartbeat is not None)
 
@@ -370,9 +367,8 @@ class EffectLedger(ForPeople):
         call, key = record.call, record.call.idempotency_key
         stored, outcome = await self._attempts.close(record.thread_id, call, outcome)
 
-        if call.call_id in self._begun:
-            heartbeat, leases, noted = self._begun.pop(call.call_id)
-            note_effect(leases, noted, None)
+        if (heartbeat := self._attempts.running.get(call.call_id)) is not None:
+            note_effect(*heartbeat.noted, None)
             await heartbeat.end()
         else:  # another process began it, and may have written heartbeats
             await self._attempts.delete_heartbeats(key)

@@ -2,19 +2,14 @@
 
 All of this is a stored format. A later version must find what this one wrote.
 
-Call records
-    An attempt is a call with a fresh id ``effect:…``. Its args are ``{"args": {…},
-    "stale_after": seconds}``, and where they exist ``tool_call_id`` of the model,
-    ``lease`` (the term under which it runs, and the lease's thread), ``decision`` (the
-    approval), and ``asked`` (the arguments before a person changed them). A completed
-    result is ``{"value": …}`` or ``{"error": {"type": …, "message": …}}``, so that no
-    value can be mistaken for an error, and ``None`` is a result like any other. An
-    attempt is *released* if its record's status is ``failed``: it had no effect, and
-    its result is ``{"released": reason}``. If a person said how an attempt ended,
-    ``said`` has the name, the reason and the program.
-
-Heartbeats
-    The extra of the thread ``cpkit:beats:…`` has a count under an attempt's call id.
+An attempt is a call with a fresh id ``effect:…``. Its args are ``{"args": {…},
+"stale_after": seconds}``, and where they exist ``tool_call_id`` of the model, ``lease``
+(the term under which it runs, and the lease's thread), ``decision`` (the approval), and
+``asked`` (the arguments before a person changed them). A completed result is
+``{"value": …}`` or ``{"error": {"type": …, "message": …}}``. An attempt is *released*
+if its record's status is ``failed``: it had no effect, and its result is ``{"released":
+reason}``. If a person said how an attempt ended, ``said`` has the name, the reason and
+the program. The extra of a thread ``cpkit:beats:…`` has a count for each attempt's id.
 """
 
 from __future__ import annotations
@@ -59,9 +54,6 @@ REOPEN = "cpkit:reopen"
 
 _LONGEST_MESSAGE = 10_000
 """Characters kept of an exception's message: enough to read, but not a dump."""
-
-
-# Names
 
 
 def heartbeat_thread(key: str) -> str:
@@ -150,7 +142,6 @@ def signed(
 class Outcome:
     """How an attempt ended: with a result, with a failure, or released.
 
-    A result and a failure are final. A released attempt had no effect: its key is free.
     ``stored`` is what is recorded, and ``raised`` the exception of the handler that ran
     here, or the reason why its result cannot be stored. What a handler did is known
     ``only_here``: its record is repeated also while the store cannot be reached.
@@ -163,10 +154,7 @@ class Outcome:
 
     @classmethod
     def result(cls, value: JsonValue) -> Self:
-        """Return the outcome with this result; every caller gets the copy in it.
-
-        Raises ``SerializationError`` if JSON cannot hold it.
-        """
+        """Return a result; raise ``SerializationError`` if JSON cannot hold it."""
         return cls({"value": copy_json(value, "result")})
 
     @classmethod
@@ -177,10 +165,7 @@ class Outcome:
 
     @classmethod
     def returned(cls, value: JsonValue) -> Self:
-        """Return the outcome of a handler that returned: it has happened, in any case.
-
-        If JSON cannot hold the value, it is a failure.
-        """
+        """Return what a handler returned: a failure if JSON cannot hold the value."""
         try:
             return replace(cls.result(value), only_here=True)
         except Exception as exc:
@@ -224,10 +209,7 @@ def failure_of(record: CallRecord) -> EffectFailed | None:
 
 
 def result_of(record: CallRecord) -> Any:
-    """Return the result of a completed record.
-
-    One without an envelope was recorded by hand, and is returned unchanged.
-    """
+    """Return the result of a completed record; one recorded by hand as it is."""
     match record.result:
         case {"value": result, **rest} if rest.keys() <= {"said"}:
             return result

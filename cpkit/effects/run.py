@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cpkit.canonical import canonical_json
 from cpkit.driver.backoff import backoff_pauses
@@ -50,7 +51,7 @@ from cpkit.errors import BackendUnavailable, CheckpointerError, UnknownCall
 from cpkit.lease import held_leases
 from cpkit.records import CallRecord, JsonValue, ToolCall
 from cpkit.runs import TAKEN_OVER
-from cpkit.waiting import StaleDetector, run_shielded
+from cpkit.waiting import STALE_AFTER, StaleDetector, run_shielded
 
 __all__ = ["EffectRun", "RunResult", "current_key"]
 
@@ -74,8 +75,8 @@ def current_key() -> str:
 class RunResult:
     """How a run ended: with the effect's value, or with an error for its caller.
 
-    ``replayed``: the run called no handler, or another attempt's outcome counts.
-    ``record`` is the key's, and ``None`` if it was deleted while the handler ran.
+    ``replayed``: the outcome is that of another run. ``record`` is the key's, and
+    ``None`` if it was deleted while the handler ran.
     """
 
     record: CallRecord | None
@@ -87,8 +88,8 @@ class RunResult:
 class EffectRun:
     """One run of one effect.
 
-    Once the handler has ended, its outcome exists only in this process. It is recorded
-    whatever happens to the attempt and the approval meanwhile.
+    Once the handler has ended, its outcome is recorded, whatever happens to the attempt
+    and the approval meanwhile.
     """
 
     def __init__(
@@ -100,10 +101,8 @@ class EffectRun:
         self._effect = plan.effect
         """The planned effect, with the decision of a person and its changes."""
         self._request: ApprovalRequest | None = None
-        self._call_id = ""
-        """The id of this run's newest claim."""
         self.heartbeat: Heartbeat | None = None
-        """That of the newest claim."""
+        """That of this run's newest claim."""
         self._took_over = False
         self._waits_until: float | None = None
 
@@ -150,7 +149,8 @@ class EffectRun:
 
     def holds(self, record: CallRecord) -> bool:
         """Return whether a record is that of this run's own attempt."""
-        return record.call.call_id == self._call_id
+        own = None if self.heartbeat is None else self.heartbeat.call.call_id
+        return record.call.call_id == own
 
     # Claim
 
@@ -165,11 +165,10 @@ class EffectRun:
     async def _claim(self) -> CallRecord | None:
         """Claim the key; return its record, ``None`` if the claim must be repeated."""
         await self._get_approval()
-        self._call_id = fresh_call_id()
-        seconds = self._plan.options.stale_seconds
+        seconds = self._plan.options.stale_after or STALE_AFTER
         leases = held_leases(self._attempts.cp)
         args = call_args(self._effect, self._plan.effect.args, leases, seconds)
-        call = ToolCall(self._call_id, self._effect.tool, args, self._effect.key)
+        call = ToolCall(fresh_call_id(), self._effect.tool, args, self._effect.key)
         self.heartbeat = Heartbeat(self._attempts, call, seconds)
 
         try:
@@ -220,8 +219,7 @@ class EffectRun:
     async def _let_others_end(self) -> None:
         """Wait for the other effects of a worker's run, if only for a minute.
 
-        In a group of tasks the timeout of this one cancels them. Then a payment is in
-        doubt, or one that was approved waits for the decision of this one.
+        In a group of tasks the timeout of this one cancels them: a payment is in doubt.
         """
         leases = [one for one in held_leases(self._attempts.cp) if one.unattended]
         clock = asyncio.get_running_loop().time
@@ -248,10 +246,7 @@ class EffectRun:
     # Run
 
     async def _perform(self, handler: Handler, own: CallRecord) -> RunResult:
-        """Call the handler, and record its outcome.
-
-        If the handler is cancelled, its call stays issued.
-        """
+        """Call the handler, and record its outcome; if cancelled, it stays issued."""
         assert self.heartbeat is not None
         note(self._effect, "claimed", attempt=own.attempt)
         effect = replace(self._effect, call_id=own.call.call_id, attempt=own.attempt)
@@ -281,8 +276,8 @@ class EffectRun:
     async def _record(self, call: ToolCall, outcome: Outcome) -> RunResult:
         """Record the outcome of the handler, and return what the stored record says.
 
-        The first recorded outcome decides. If the attempt was taken over, and the new
-        holder is released, this outcome is the next one.
+        The first recorded outcome decides. If another attempt holds the key by now,
+        this waits for its outcome; if that one is released, this outcome is the next.
         """
         while True:
             try:
@@ -302,7 +297,7 @@ class EffectRun:
             await self._wait_for(record)
 
         is_recorded = outcome.is_recorded_in(record)
-        facts = {"attempt": record.attempt, "status": record.status}
+        facts: dict[str, Any] = {"attempt": record.attempt, "status": record.status}
 
         if record.erased:
             warn(self._effect, "erased while it ran")
@@ -312,8 +307,6 @@ class EffectRun:
         if is_recorded:
             note(self._effect, "recorded", **facts)
 
-        # After a release this caller reports its own error, whatever the other attempt
-        # recorded.
         if is_recorded or record.erased or outcome.released:
             return RunResult(record, outcome.stored.get("value"), outcome.raised)
 
@@ -325,11 +318,7 @@ class EffectRun:
         return RunResult(record, result_of(record), failure_of(record), replayed=True)
 
     async def _give_up(self, call: ToolCall, outcome: Outcome) -> None:
-        """Record the outcome of a run that ends here; a cancellation does not stop it.
-
-        If the handler ran and another process released its attempt, the outcome is
-        recorded for a new attempt, unless another one holds the key.
-        """
+        """Record the outcome of a run that ends here, also if it is cancelled again."""
 
         async def record() -> None:
             assert self.heartbeat is not None

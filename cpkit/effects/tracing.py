@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from cpkit.effects.effect import Effect, EffectPlan
@@ -82,17 +83,10 @@ def mark(error: Exception | None, *, replayed: bool) -> None:
         span.set_status(trace.StatusCode.ERROR)
 
 
-def note(effect: Effect, step: str, **facts: str | int) -> None:
-    """Report an ordinary step of a run: a span event, and a log line at DEBUG."""
-    _report(logging.DEBUG, effect, step, facts)
-
-
-def warn(effect: Effect, step: str, **facts: str | int) -> None:
-    """Report a step that a person may want to look at: logged at WARNING."""
-    _report(logging.WARNING, effect, step, facts)
-
-
-def _report(level: int, effect: Effect, step: str, facts: dict[str, str | int]) -> None:
+def note(
+    effect: Effect, step: str, *, level: int = logging.DEBUG, **facts: str | int
+) -> None:
+    """Report a step of a run: a span event, and a log line."""
     if _tracer is not None:
         attributes = {f"cpkit.effect.{name}": fact for name, fact in facts.items()}
         name = f"cpkit.effect.{step.replace(' ', '_')}"
@@ -102,6 +96,10 @@ def _report(level: int, effect: Effect, step: str, facts: dict[str, str | int]) 
         said = "".join(f", {name}={fact}" for name, fact in facts.items())
         place = effect.tool, effect.key[:12], effect.thread_id
         log.log(level, "%s %s in thread %r: %s%s", *place, step, said)
+
+
+warn = partial(note, level=logging.WARNING)
+"""Reports a step that a person may want to look at."""
 
 
 def _has_sdk() -> bool:

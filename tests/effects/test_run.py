@@ -31,6 +31,7 @@ from cpkit.effects import (
     Superseded,
 )
 from cpkit.lease import thread_lease
+from cpkit.wakeups import SharedWaits
 from tests.effects.shop import (
     Counting,
     OnlySix,
@@ -435,6 +436,17 @@ async def test_commit_records_an_effect_whose_attempt_was_released(
     assert await quick(cp).run(thread, "charge", ARGS, shop.charge) == "paid"
     assert shop.effects == []
     assert await ledger.commit(begun.record, "paid") == record
+
+
+async def test_an_effect_may_be_committed_through_another_ledger(
+    cp: Store, thread: str
+) -> None:
+    """A web request begins it, and another one ends it: its heartbeats end, too."""
+    begun = await quick(cp).begin(thread, "charge", ARGS)
+    running = SharedWaits.of(cp).running
+    assert begun.record.call.call_id in running
+    await quick(cp).commit(begun.record, "paid")
+    assert begun.record.call.call_id not in running
 
 
 async def test_commit_is_repeated_after_an_error_between_its_steps(

@@ -127,7 +127,7 @@ def test_a_cancelled_run_leaves_its_key_in_the_right_state(
             task = asyncio.create_task(ledger.run("t", "charge", {"n": 1}, shop.charge))
             cancelled_after(steps, task, times)
             finished = await ended(task)
-            assert SharedWaits.of(cp).running == set()
+            assert SharedWaits.of(cp).running == {}
             ledger = EffectLedger(cp, timeout=5)
             completed = True
 
