@@ -139,14 +139,8 @@ Verify = Callable[
 ]
 
 
-# Callbacks
-
-
 async def call_callback(callback: Callable[..., Any], *args: object) -> Any:
-    """Call a callback that may be sync or async, and return its answer.
-
-    It gets a copy of an `Effect`, so that changes to the arguments stay its own.
-    """
+    """Call a sync or async callback; it gets a copy of an `Effect`, to change."""
     own = (
         replace(one, args=copy_json(dict(one.args), "args"))
         if isinstance(one, Effect)
@@ -185,9 +179,6 @@ def check_no_generator(name: str, function: object) -> None:
             f"{name} must return its result, and {function!r:.80} is a generator: its "
             "body would not run; return a list instead of yielding"
         )
-
-
-# Options
 
 
 class EffectOptions(TypedDict, total=False):
@@ -337,9 +328,6 @@ def _key_values(
     return "fields", {name: args[name] for name in options.key_fields}
 
 
-# Keys
-
-
 def effect_key(thread_id: str, tool: str, kind: KeyKind, values: JsonValue) -> str:
     """Return the idempotency key of an effect."""
     return _digest([["thread", thread_id], tool, kind, values])
@@ -362,9 +350,6 @@ def reopened_key(key: str) -> str:
 
 def _digest(parts: list[JsonValue]) -> str:
     return sha256(canonical_json(parts).encode(errors="surrogatepass")).hexdigest()
-
-
-# JSON
 
 
 def copy_json(value: JsonValue, name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Unpack
@@ -65,10 +65,6 @@ class RecoverReport:
 
         lines += [] if self.healed is None else [f"healed: {self.healed}"]
         return "\n".join(lines)
-
-
-Heal = Callable[[Checkpointer[Any], str, RecoverReport], Awaitable[object] | object]
-"""Closes what a crash left open in the conversation of a recovered thread."""
 
 
 class Begun(NamedTuple):
@@ -141,9 +137,8 @@ class EffectLedger(ForPeople):
 
         The handler's own caller gets the handler's exception, and all other callers get
         ``EffectFailed``. Also raises ``EffectDenied``, ``EffectTimeout``,
-        ``EffectErased``, ``KeyReused``, and what the store raises; ``TypeError`` or
-        ``ValueError`` for a handler or option that cannot be used; ``RuntimeError`` for
-        an effect inside its own handler.
+        ``EffectErased``, ``KeyReused``, and what the store raises; ``TypeError``,
+        ``ValueError`` or ``RuntimeError`` for what cannot be run.
         """
         check_callback("handler", handler, "effect")
         plan = plan_effect(thread_id, tool, args, self.options.merged(options))
@@ -168,7 +163,6 @@ class EffectLedger(ForPeople):
         holds the key. Pass the options of `run`, so that the key is the same.
         """
         plan = plan_effect(thread_id, tool, args, self.options.merged(options))
-
         run = self.make_run(self._attempts, self._approvals, plan)
         record = await run.begin()
         heartbeat = run.heartbeat if run.holds(record) else None
@@ -215,8 +209,7 @@ class EffectLedger(ForPeople):
         **options: Unpack[EffectOptions],
     ) -> str:
         """Return the key under which `run` with these options records the effect."""
-        merged = self.options.merged(options)
-        return plan_effect(thread_id, tool, args, merged).effect.key
+        return plan_effect(thread_id, tool, args, self.options.merged(options)).key
 
     async def find(self, key: str) -> CallRecord | None:
         """Return the issued or completed record of an effect, or ``None``."""
@@ -242,16 +235,16 @@ class EffectLedger(ForPeople):
         tools: Iterable[Tool],
         *,
         lease: Lease | None = None,
-        heal: Heal | None = None,
+        heal: Callable[[Checkpointer[Any], str, RecoverReport], Any] | None = None,
     ) -> RecoverReport:
         """Do all that a thread needs after a crash of its run, under its lease.
 
         For each pending call this does what `resume` does, and runs it again through
         its tool if nothing happened. Last it calls ``heal(cp, thread_id, report)``,
-        which can close tool calls that the conversation left open. Effects that need an
-        undecided approval are reported, not waited for. A ledger without
-        ``requires_approval`` runs no call whose request is not approved. After a crash
-        or an error of the store, recover again.
+        which can close tool calls that the conversation left open. An undecided
+        approval is reported, not waited for. A ledger without ``requires_approval``
+        runs no call whose request is not approved. After a crash or an error of the
+        store, recover again.
 
         A lease under which the current task runs is used; pass another task's as
         ``lease``. Raises ``LeaseTimeout`` if another process runs the thread, and
@@ -336,14 +329,8 @@ class EffectLedger(ForPeople):
 
         return await self._attempts.close_silent(record, verify, stale, reason)
 
-    # For this package only
-
     async def execute(self, plan: EffectPlan, handler: Handler) -> RunResult:
-        """Run a planned effect, and return how it ended.
-
-        The leases under which it runs know whether it is open: a run that ends with an
-        effect open is unfinished, unless the effect waits for a person.
-        """
+        """Run a planned effect for this package; its leases know whether it is open."""
         leases = held_leases(self.cp)
         self._similar.note(plan)
         note_effect(leases, plan.key, "running")

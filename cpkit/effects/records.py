@@ -71,9 +71,6 @@ def next_call_id(call_id: str) -> str:
     return f"effect:{sha256(call_id.encode()).hexdigest()[:32]}"
 
 
-# Arguments
-
-
 def call_args(
     effect: Effect,
     asked: Mapping[str, JsonValue],
@@ -133,9 +130,6 @@ def signed(
     """Return a decision with what is stored of it: by whom, why, from where."""
     by, reason, origin = map(stored.get, ("by", "reason", "origin"))
     return Decision(verdict, by, at, reason, origin, stored.get("value"))
-
-
-# Results
 
 
 @dataclass(frozen=True, slots=True)

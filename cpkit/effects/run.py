@@ -7,9 +7,8 @@
 4. Run the handler. Heartbeats are written from the claim until step 5 ends.
 5. Record the outcome, and act on the record that comes back.
 
-A run holds a key if the key's issued record has the call id that this run made. At most
-one attempt holds a key at any time, in the whole store. A crash before step 3 leaves
-nothing, except perhaps an approval request; a crash after it leaves an issued call.
+At most one attempt holds a key at any time, in the whole store. A crash before step 3
+leaves nothing, except perhaps an approval request; after it, an issued call.
 """
 
 from __future__ import annotations
@@ -152,8 +151,6 @@ class EffectRun:
         own = None if self.heartbeat is None else self.heartbeat.call.call_id
         return record.call.call_id == own
 
-    # Claim
-
     async def _obtain(self, record: CallRecord | None) -> CallRecord:
         """Return the key's record; claim the key while it is free."""
         while record is None:
@@ -243,8 +240,6 @@ class EffectRun:
         ):
             raise KeyReused(effect.key, effect.tool)
 
-    # Run
-
     async def _perform(self, handler: Handler, own: CallRecord) -> RunResult:
         """Call the handler, and record its outcome; if cancelled, it stays issued."""
         assert self.heartbeat is not None
@@ -265,8 +260,7 @@ class EffectRun:
         # run that took over meanwhile would repeat the effect.
         try:
             result = await self._record(own.call, outcome)
-        except asyncio.CancelledError:
-            # Recording it twice is safe.
+        except asyncio.CancelledError:  # recording it twice is safe
             await self._give_up(own.call, outcome)
             raise
 
@@ -331,8 +325,6 @@ class EffectRun:
 
         await run_shielded(record)
 
-    # Wait for another holder
-
     async def _wait_for(self, holder: CallRecord) -> CallRecord | None:
         """Wait while another attempt holds the key, or take over from it.
 
@@ -351,13 +343,9 @@ class EffectRun:
                     async with asyncio.timeout_at(self._waits_until):
                         found = await reader.wait(None)
                 except TimeoutError:
-                    raise EffectTimeout(
-                        self._effect.key,
-                        self._effect.tool,
-                        options.timeout or 0.0,
-                        f"the result of attempt {holder.attempt}, still issued",
-                        holder,
-                    ) from None
+                    place = self._effect.key, self._effect.tool, options.timeout or 0.0
+                    result = f"the result of attempt {holder.attempt}, still issued"
+                    raise EffectTimeout(*place, result, holder) from None
 
                 if not isinstance(found, StaleDetector):
                     return None if found is None or is_released(found) else found
