@@ -37,11 +37,10 @@ from cpkit.errors import (
     Closed,
     PayloadTooLarge,
     SerializationError,
-    UnknownCall,
 )
 from cpkit.lease import Lease
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
-from cpkit.records import CallRecord, JsonValue, ToolCall
+from cpkit.records import CallRecord, ToolCall
 from cpkit.runs import TAKEN_OVER, RunThread, stale_after_of
 from cpkit.waiting import StaleDetector, retry_unclear
 from cpkit.wakeups import Reader, SharedWaits
@@ -173,11 +172,10 @@ class Attempts:
 
     # Attempts whose process is gone
 
-    async def heartbeat(self, holder: CallRecord) -> tuple[str, JsonValue]:
-        """Return an attempt's id and last heartbeat; a sign of life changes them."""
-        call_id = holder.call.call_id
+    async def heartbeat(self, holder: CallRecord) -> object:
+        """Return an attempt's last heartbeat; each sign of life changes it."""
         data = await self.cp.load(heartbeat_thread(holder.call.idempotency_key))
-        return call_id, None if data is None else data.extra.get(call_id)
+        return None if data is None else data.extra.get(holder.call.call_id)
 
     async def watch(self, record: CallRecord) -> StaleDetector | None:
         """Return the proof that an effect's own holder is silent; ``None`` without one.
@@ -270,15 +268,8 @@ class Attempts:
         return Resumed(found or record, "finished", "it ended, or was erased")
 
     async def close_orphan(self, holder: CallRecord, outcome: Outcome) -> CallRecord:
-        """Close another process's attempt, as `close`.
-
-        A record that was deleted with its thread is returned unchanged.
-        """
-        try:
-            record, _ = await self.close(holder.thread_id, holder.call, outcome)
-        except UnknownCall:
-            return holder
-
+        """Close another process's attempt, as `close`."""
+        record, _ = await self.close(holder.thread_id, holder.call, outcome)
         await self.delete_heartbeats(record.call.idempotency_key)
         return record
 

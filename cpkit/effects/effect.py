@@ -51,11 +51,7 @@ __all__ = [
 Verdict = Literal["approved", "denied", "expired", "withdrawn"]
 KeyKind = Literal["arguments", "fields", "call", "given"]
 
-_EXPIRES_AFTER = 7 * 86_400.0
-"""Seconds: it spans a weekend with holidays, and older approvals surprise people."""
-
-_LONGEST_EXPIRY = 100 * 365 * 86_400
-"""Seconds: with many more, a request would expire after the last date of Python."""
+_DAY = 86_400.0
 
 handling: ContextVar[tuple[str, ...]] = ContextVar("cpkit effects", default=())
 """The keys of the effects whose handlers the current task runs in, outermost first."""
@@ -220,7 +216,7 @@ class Options:
     verify: Verify | None = None
     timeout: float | None = 30.0
     approval_timeout: float | Literal["auto"] | None = "auto"
-    expires_after: float | None = _EXPIRES_AFTER
+    expires_after: float | None = 7 * _DAY
     stale_after: float | None = None
 
     def __post_init__(self) -> None:
@@ -257,7 +253,8 @@ class Options:
 
         seconds = self.expires_after
 
-        if seconds is not None and not 0 < seconds <= _LONGEST_EXPIRY:
+        # With many more years, it would expire after the last date of Python.
+        if seconds is not None and not 0 < seconds <= 36_500 * _DAY:
             raise ValueError(
                 "expires_after must be positive and at most 100 years, or None for "
                 f"never, not {seconds!r:.80}"

@@ -25,7 +25,7 @@ from cpkit.effects.people import ForPeople
 from cpkit.effects.records import Outcome, effect_of
 from cpkit.effects.run import EffectRun, RunResult
 from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, run_recorded
-from cpkit.effects.tracing import Similar, log, mark, traced
+from cpkit.effects.tracing import Similar, log, traced
 from cpkit.errors import BackendUnavailable
 from cpkit.lease import Lease, held_leases, note_effect, thread_lease
 from cpkit.protocol import Checkpointer
@@ -335,19 +335,18 @@ class EffectLedger(ForPeople):
         self._similar.note(plan)
         note_effect(leases, plan.key, "running")
 
-        with traced(plan.effect):
-            try:
-                run = self.make_run(self._attempts, self._approvals, plan)
-                result = await run.run(handler)
-            except (EffectTimeout, BackendUnavailable):
-                raise  # it is open
-            except Exception:
-                note_effect(leases, plan.key, None)
-                raise
+        run = self.make_run(self._attempts, self._approvals, plan)
 
+        try:
+            result: RunResult = await traced(plan.effect, run.run(handler))
+        except (EffectTimeout, BackendUnavailable):
+            raise  # it is open
+        except Exception:
             note_effect(leases, plan.key, None)
-            mark(result.error, replayed=result.replayed)
-            return result
+            raise
+
+        note_effect(leases, plan.key, None)
+        return result
 
     async def _end(self, record: CallRecord, outcome: Outcome) -> CallRecord:
         """Record the outcome of a begun effect; raise ``Superseded`` if it lost."""

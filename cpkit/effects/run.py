@@ -46,7 +46,7 @@ from cpkit.effects.records import (
 )
 from cpkit.effects.requests import ApprovalRequest
 from cpkit.effects.tracing import note, warn
-from cpkit.errors import BackendUnavailable, CheckpointerError, UnknownCall
+from cpkit.errors import BackendUnavailable, CheckpointerError
 from cpkit.lease import held_leases
 from cpkit.records import CallRecord, JsonValue, ToolCall
 from cpkit.runs import TAKEN_OVER
@@ -74,11 +74,10 @@ def current_key() -> str:
 class RunResult:
     """How a run ended: with the effect's value, or with an error for its caller.
 
-    ``replayed``: the outcome is that of another run. ``record`` is the key's, and
-    ``None`` if it was deleted while the handler ran.
+    ``replayed``: the outcome is that of another run.
     """
 
-    record: CallRecord | None
+    record: CallRecord
     value: JsonValue = None
     error: Exception | None = None
     replayed: bool = False
@@ -122,9 +121,7 @@ class EffectRun:
                 await self.heartbeat.stop()
 
         # The next run may use the approval of an attempt that was released.
-        if self._request is not None and (
-            result.record is None or not is_released(result.record)
-        ):
+        if self._request is not None and not is_released(result.record):
             await self._approvals.settle(self._plan, self._request)
 
         return result
@@ -281,9 +278,6 @@ class EffectRun:
             except BackendUnavailable:
                 warn(self._effect, "outcome not recorded")
                 raise
-            except UnknownCall:
-                warn(self._effect, "forgotten while it ran")
-                return RunResult(None, outcome.stored.get("value"), outcome.raised)
 
             if record.status != "issued" or record.erased:
                 break
@@ -293,13 +287,11 @@ class EffectRun:
         is_recorded = outcome.is_recorded_in(record)
         facts: dict[str, Any] = {"attempt": record.attempt, "status": record.status}
 
-        if record.erased:
-            warn(self._effect, "erased while it ran")
-        elif not is_recorded or record.call.call_id != call.call_id:
-            warn(self._effect, "superseded", **facts)
-
-        if is_recorded:
+        if is_recorded and record.call.call_id == call.call_id:
             note(self._effect, "recorded", **facts)
+        else:
+            step = "erased while it ran" if record.erased else "superseded"
+            warn(self._effect, step, **facts)
 
         if is_recorded or record.erased or outcome.released:
             return RunResult(record, outcome.stored.get("value"), outcome.raised)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ except ImportError:  # the extra is not installed
 else:
     _tracer = trace.get_tracer("cpkit.effects")
 
-__all__ = ["Similar", "log", "mark", "note", "traced", "warn"]
+__all__ = ["Similar", "log", "note", "traced", "warn"]
 
 log = logging.getLogger("cpkit.effects")
 
@@ -40,12 +39,10 @@ _PASSING = re.compile(
 )
 
 
-@contextmanager
-def traced(effect: Effect) -> Iterator[None]:
-    """Run the block in the span of an effect, if an SDK takes spans."""
+async def traced(effect: Effect, run: Awaitable[Any]) -> Any:
+    """Return the result of an effect's run, in a span if an SDK takes spans."""
     if _tracer is None or not _has_sdk():
-        yield
-        return
+        return await run
 
     attributes = {
         "gen_ai.operation.name": "execute_tool",
@@ -61,26 +58,20 @@ def traced(effect: Effect) -> Iterator[None]:
 
     with _tracer.start_as_current_span(name, attributes=attributes) as span:
         try:
-            yield
+            result = await run
         except BaseException as exc:
             span.set_attribute("error.type", type(exc).__qualname__)
             raise
 
+        if result.replayed:
+            span.set_attribute("cpkit.effect.replayed", True)
 
-def mark(error: Exception | None, *, replayed: bool) -> None:
-    """Say on the current span whether its effect was replayed, and how it failed."""
-    if _tracer is None:
-        return
+        if (error := result.error) is not None:
+            recorded = error.error_type if isinstance(error, EffectFailed) else None
+            span.set_attribute("error.type", recorded or exception_type(error))
+            span.set_status(trace.StatusCode.ERROR)
 
-    span = trace.get_current_span()
-
-    if replayed:
-        span.set_attribute("cpkit.effect.replayed", True)
-
-    if error is not None:
-        recorded = error.error_type if isinstance(error, EffectFailed) else None
-        span.set_attribute("error.type", recorded or exception_type(error))
-        span.set_status(trace.StatusCode.ERROR)
+        return result
 
 
 def note(

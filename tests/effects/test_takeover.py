@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from conformance.slowdown import slowdown
-from cpkit import CallRecord, JsonValue, MemoryCheckpointer, ToolCall, open_checkpointer
+from cpkit import (
+    CallRecord,
+    JsonValue,
+    MemoryCheckpointer,
+    ToolCall,
+    UnknownCall,
+    open_checkpointer,
+)
 from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
 from cpkit.effects.records import heartbeat_thread
 from tests.broken.reference import Reference
@@ -306,7 +313,7 @@ async def test_closing_a_dead_attempt_deletes_its_heartbeats(
 
 
 async def test_a_forgotten_thread_frees_its_keys(cp: Store, thread: str) -> None:
-    """A takeover and a resume that meet it during ``verify`` go on."""
+    """A takeover and a resume that meet it during ``verify`` raise, and a run runs."""
     forgotten = 0
 
     async def forget(_: Effect) -> NotLanded:
@@ -319,14 +326,20 @@ async def test_a_forgotten_thread_frees_its_keys(cp: Store, thread: str) -> None
     key = ledger.key(thread, "charge", ARGS)
     await claim(cp, thread, key, ARGS)
     shop = Shop()
+
+    with pytest.raises(UnknownCall):
+        await ledger.run(thread, "charge", ARGS, shop.charge, verify=forget)
+
     assert await ledger.run(thread, "charge", ARGS, shop.charge, verify=forget)
     assert (forgotten, len(shop.effects)) == (1, 1)
     args: dict[str, JsonValue] = {"n": 2}
     await claim(cp, thread, ledger.key(thread, "charge", args), args)
     tool = Tool(shop.charge, name="charge", verify=forget)
-    report = await ledger.resume(thread, [tool])
-    assert [call.action for call in report.calls] == ["finished"]
-    assert "erased" in report.calls[0].reason
+
+    with pytest.raises(UnknownCall):
+        await ledger.resume(thread, [tool])
+
+    assert (await ledger.resume(thread, [tool])).calls == ()
 
 
 async def test_a_found_result_that_the_store_refuses_is_in_doubt(
