@@ -5,9 +5,6 @@
     ledger = EffectLedger(cp)
     result = await ledger.run("thread-1", "charge", {"amount": 10}, charge)
 
-The package calls only the six methods of `Checkpointer` and ``KeepsReceipts``, so it
-works on every certified backend.
-
 Modules, each importing only those above it: ``errors``, ``effect``, ``records``,
 ``tracing``, ``attempts``, ``requests``, ``approvals``, ``run``, ``people``, ``tools``,
 ``ledger``, ``once``.

@@ -1,8 +1,7 @@
 """Attempts in the store: claim them, record their outcome, see if they are alive.
 
 An attempt proves that it lives by heartbeats, from its claim until its outcome is
-recorded, whatever lease its run holds. They are a count in the extra of a thread that
-is named after the effect's key. The process that records the outcome deletes it.
+recorded: a count in the extra of a thread that is named after the effect's key.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ _UNSTORABLE = PayloadTooLarge, SerializationError
 
 
 class Attempts:
-    """Claims, outcomes and reads of calls; writes are repeated if an answer was lost.
-
-    Without receipts, no process could tell a dead holder of a key from a live one.
-    """
+    """Claims, outcomes and reads of calls; a write without an answer is repeated."""
 
     def __init__(self, cp: Checkpointer[Any]) -> None:
         if not isinstance(cp, KeepsReceipts):  # no repr: a URL may have a password
@@ -74,10 +70,7 @@ class Attempts:
         return found
 
     async def newest(self, key: str) -> tuple[str, CallRecord | None]:
-        """Return the key under which an effect runs now, and its record as `find`.
-
-        It is another key if a person reopened a final failure.
-        """
+        """Return the key of an effect, which may be reopened, and its record."""
         while True:
             record = await self.find(key)
 
@@ -95,11 +88,7 @@ class Attempts:
     async def claim(
         self, thread_id: str, call: ToolCall, outcome: Outcome | None = None
     ) -> CallRecord | None:
-        """Claim the call's key; return the record that holds the key now, as `find`.
-
-        The claim succeeded if that has the call's id, which is new for each attempt.
-        With an ``outcome`` the claim comes after its effect.
-        """
+        """Claim the call's key, perhaps after its effect; return the key's record."""
         # A conflict of messages that a cadence buffers would stop the claim.
         cp = self.cp if outcome is None else getattr(self.cp, "unbuffered", self.cp)
         held: CallRecord | None = await retry_unclear(
@@ -144,11 +133,11 @@ class Attempts:
     async def close(
         self, thread_id: str, call: ToolCall, outcome: Outcome
     ) -> tuple[CallRecord, Outcome]:
-        """Record the outcome of an attempt; return the record that stands.
+        """Record the outcome of an attempt; return the record that stands, and it.
 
         If the effect has happened, and its attempt was released meanwhile, the outcome
-        is that of a new attempt, unless another one holds the key already. The outcome
-        is returned too: a result that the store cannot hold has become a failure.
+        is that of a new attempt, unless another one holds the key already. A result
+        that the store cannot hold becomes a failure.
         """
         while True:
             try:
@@ -163,7 +152,7 @@ class Attempts:
             if outcome.released or not is_released(record):
                 return record, outcome
 
-            # It follows from the old id: a caller that closes again makes the same.
+            # A caller that closes again makes the same id.
             call = replace(call, call_id=next_call_id(call.call_id))
             held = await self.claim(thread_id, call, outcome)
 
@@ -211,10 +200,8 @@ class Attempts:
         return stale
 
     async def _lost_its_lease(self, record: CallRecord) -> bool:
-        """Return whether the lease under which a call ran was taken over after silence.
-
-        It may be another thread's: a sub-agent runs under the lease of its main agent.
-        """
+        """Return whether the lease of a call's run was taken over after silence."""
+        # It may be another thread's: a sub-agent runs under its main agent's.
         match record.call.args.get("lease"):
             case [str(term), str(run_thread)]:
                 run = RunThread(self.cp, run_thread)
@@ -232,10 +219,7 @@ class Attempts:
         stale: StaleDetector,
         reason: str,
     ) -> Resumed:
-        """Close the attempt of a holder that ``stale`` found silent, as verify says.
-
-        Without ``verify`` it is released at once.
-        """
+        """Close the attempt of a holder that ``stale`` found silent, as verify says."""
         outcome = await _found_by(verify, holder, reason)
 
         if isinstance(outcome, str):
@@ -274,10 +258,8 @@ class Attempts:
         return record
 
     async def delete_heartbeats(self, key: str) -> None:
-        """Delete the heartbeats of a key, if the store can delete threads.
-
-        Those of a newer attempt go too: for its watchers that is a sign of life.
-        """
+        """Delete the heartbeats of a key, if the store can delete threads."""
+        # Those of a newer attempt go too: for its watchers that is a sign of life.
         if not isinstance(self.cp, ErasesThreads):
             return
 
@@ -288,11 +270,7 @@ class Attempts:
 
 
 class Heartbeat:
-    """Writes heartbeats of a call, from `start` until `stop`; made before its claim.
-
-    A heartbeat that fails is logged, and the next one is tried. At worst another run
-    takes over, and this run learns that when it records its outcome.
-    """
+    """Writes heartbeats of a call, from `start` until `stop`; made before its claim."""
 
     def __init__(self, attempts: Attempts, call: ToolCall, stale_after: float) -> None:
         self._attempts = attempts
@@ -350,7 +328,7 @@ class Heartbeat:
             except Closed:  # the process has given up the store, and the call with it
                 self._attempts.running.pop(call_id, None)
                 return
-            except Exception:
+            except Exception:  # at worst another run takes over
                 log.warning("a heartbeat of %r failed", call_id, exc_info=True)
 
             await asyncio.sleep(interval)
@@ -392,15 +370,15 @@ async def _found_by(
         return "it was not recorded by a ledger"
 
     try:
-        answer: Any = await call_callback(verify, effect)
-
-        if isinstance(answer, Landed):
-            return Outcome.result(answer.result)  # raises if it cannot be recorded
+        match await call_callback(verify, effect):
+            case Landed(result):
+                return Outcome.result(result)  # raises if it cannot be recorded
+            case NotLanded():
+                return Outcome.release(reason)
+            case None:
+                return "verify cannot know"
     except Exception as exc:
         log.warning("verify of %s failed", effect.tool, exc_info=True)
         return f"verify raised {exception_type(exc)}: {exception_message(exc)}"
 
-    if isinstance(answer, NotLanded):
-        return Outcome.release(reason)
-
-    return "verify cannot know" if answer is None else "verify gave an unknown answer"
+    return "verify gave an unknown answer"

@@ -51,8 +51,6 @@ __all__ = [
 Verdict = Literal["approved", "denied", "expired", "withdrawn"]
 KeyKind = Literal["arguments", "fields", "call", "given"]
 
-_DAY = 86_400.0
-
 handling: ContextVar[tuple[str, ...]] = ContextVar("cpkit effects", default=())
 """The keys of the effects whose handlers the current task runs in, outermost first."""
 
@@ -105,8 +103,7 @@ class Effect:
 class Approval:
     """A policy's answer that a person must approve, and may change some arguments.
 
-    With ``approve(key, value={"amount": 5})`` the handler gets the new amount, if it is
-    ``editable``. The effect keeps the key of the arguments that were asked for.
+    The effect keeps the key of the arguments that were asked for.
     """
 
     editable: Sequence[str] = ()
@@ -198,8 +195,8 @@ class Options:
 
     The thread, the tool and all arguments name the effect; with ``key_fields`` those
     arguments; with ``key="call"`` also the model's ``tool_call_id``; or the given
-    ``idempotency_key``. ``run_thread`` is the thread that a worker runs after a
-    decision: by default that of the outermost lease of the task, else the effect's own.
+    ``idempotency_key``. A worker runs ``run_thread`` after a decision: by default the
+    thread of the outermost lease of the task, else the effect's own.
 
     ``timeout`` bounds the wait for another attempt's result, ``approval_timeout`` that
     for a decision; ``"auto"`` is 0 under a worker, outside of handlers, and no limit
@@ -216,7 +213,7 @@ class Options:
     verify: Verify | None = None
     timeout: float | None = 30.0
     approval_timeout: float | Literal["auto"] | None = "auto"
-    expires_after: float | None = 7 * _DAY
+    expires_after: float | None = 7 * 86_400.0
     stale_after: float | None = None
 
     def __post_init__(self) -> None:
@@ -254,7 +251,7 @@ class Options:
         seconds = self.expires_after
 
         # With many more years, it would expire after the last date of Python.
-        if seconds is not None and not 0 < seconds <= 36_500 * _DAY:
+        if seconds is not None and not 0 < seconds <= 36_500 * 86_400:
             raise ValueError(
                 "expires_after must be positive and at most 100 years, or None for "
                 f"never, not {seconds!r:.80}"
@@ -267,10 +264,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class EffectPlan:
-    """A checked request for an effect, whose key is ``key``; leases know it by that.
-
-    ``effect.key`` is another one if a person reopened a failure.
-    """
+    """A checked request for an effect; leases know it by ``key``, reopened or not."""
 
     key: str
     effect: Effect
@@ -290,39 +284,30 @@ def plan_effect(
         raise InvalidId("tool_name", "must not start with 'cpkit:', which is reserved")
 
     copied = copy_json(dict(args), "args")
-    kind, values = _key_values(tool, copied, options)
-    key = effect_key(thread_id, tool, kind, values)
-    effect = Effect(key, thread_id, tool, copied, tool_call_id=options.tool_call_id)
-    return EffectPlan(key, effect, kind, options)
+    kind: KeyKind = "arguments"
+    values: JsonValue = copied
 
-
-def _key_values(
-    tool: str, args: dict[str, JsonValue], options: Options
-) -> tuple[KeyKind, JsonValue]:
-    """Return the values that name the effect."""
     if options.idempotency_key is not None:
-        return "given", options.idempotency_key
-
-    if options.key == "call":
+        kind, values = "given", options.idempotency_key
+    elif options.key == "call":
         if not options.tool_call_id:
             raise ValueError(
                 f"{tool!r} is named by the model's call (key='call'): pass tool_call_id"
             )
 
-        return "call", {"call": options.tool_call_id, "args": args}
+        kind, values = "call", {"call": options.tool_call_id, "args": copied}
+    elif options.key_fields is not None:
+        if missing := [name for name in options.key_fields if name not in copied]:
+            names = ", ".join(map(repr, missing))
+            raise ValueError(
+                f"key_fields names {names}, which the arguments of {tool!r} do not have"
+            )
 
-    if options.key_fields is None:
-        return "arguments", args
+        kind, values = "fields", {name: copied[name] for name in options.key_fields}
 
-    missing = [name for name in options.key_fields if name not in args]
-
-    if missing:
-        raise ValueError(
-            f"key_fields names {', '.join(map(repr, missing))}, which the arguments of "
-            f"{tool!r} do not have"
-        )
-
-    return "fields", {name: args[name] for name in options.key_fields}
+    key = effect_key(thread_id, tool, kind, values)
+    effect = Effect(key, thread_id, tool, copied, tool_call_id=options.tool_call_id)
+    return EffectPlan(key, effect, kind, options)
 
 
 def effect_key(thread_id: str, tool: str, kind: KeyKind, values: JsonValue) -> str:

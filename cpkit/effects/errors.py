@@ -28,10 +28,7 @@ class _OfEffect:
 
 @dataclass(eq=False, repr=False)
 class EffectFailed(_OfEffect, CheckpointerError):
-    """The effect ran and failed, and that is its final outcome.
-
-    The caller whose handler raised the exception gets that exception itself.
-    """
+    """The effect ran and failed, and that is its final outcome."""
 
     error_type: str
     reason: str
@@ -82,10 +79,7 @@ class EffectTimeout(_OfEffect, CheckpointerError):
 
     @property
     def ends_run(self) -> bool:
-        """Whether a decision wakes the run again, so that it has ended for now.
-
-        Not if the notifier failed (the cause): then no person knows of the request.
-        """
+        """Whether a decision wakes the run: not if the notifier failed, the cause."""
         return self.holder is None and self.__cause__ is None
 
     def __str__(self) -> str:
@@ -94,10 +88,7 @@ class EffectTimeout(_OfEffect, CheckpointerError):
 
 @dataclass(eq=False, repr=False)
 class EffectErased(_OfEffect, CheckpointerError):
-    """The effect, or its approval, is recorded, but its content was erased.
-
-    Its result is lost, so it is neither replayed nor run again; see ``status``.
-    """
+    """The effect, or its approval, is recorded, but its content was erased."""
 
     status: str
     what: str = "effect"
@@ -113,10 +104,7 @@ class KeyReused(_OfEffect, CheckpointerError):
     """An idempotency key given by the caller is recorded with other arguments."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.tool!r}: this idempotency_key was used with other arguments; "
-            "use another key for another effect"
-        )
+        return f"{self.tool!r}: this idempotency_key has other arguments; use another"
 
 
 @dataclass(eq=False, repr=False)

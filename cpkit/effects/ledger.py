@@ -39,9 +39,9 @@ __all__ = ["Begun", "EffectLedger", "RecoverReport"]
 class RecoverReport:
     """What `EffectLedger.resume` or ``recover`` found and did.
 
-    ``calls`` has one entry for each pending call. A person decides the ``surfaced``
-    ones, with ``landed`` or ``not_landed``. ``outcomes`` are the calls that recover ran
-    again, with their answers for the model. ``healed`` is what ``heal`` returned.
+    A person decides the ``surfaced`` ones of the ``calls`` that were pending, with
+    ``landed`` or ``not_landed``. ``outcomes`` are the calls that ran again, with their
+    answers for the model. ``healed`` is what ``heal`` returned.
     """
 
     thread_id: str
@@ -78,13 +78,11 @@ class EffectLedger(ForPeople):
     """Runs each side effect once, on any checkpointer that keeps receipts.
 
     ``requires_approval`` answers whether a person must approve an `Effect`: a bool, or
-    an `Approval`. It is called before each claim, and not for a replay.
-    ``on_approval_required`` is called with each undecided `ApprovalRequest`, at least
-    once in each process that finds it; its errors are logged. ``ui`` is the address of
-    ``cpkit ui``, for the request's ``link``. The other options are the defaults of
-    `Options`. A sync callback runs in the event loop's thread and must not block.
-
-    A store without ``KeepsReceipts`` is a ``TypeError``.
+    an `Approval`. It is called before each claim. ``on_approval_required`` is called
+    with each undecided `ApprovalRequest`, at least once in each process that finds it;
+    its errors are logged. ``ui`` is the address of ``cpkit ui``, for the request's
+    ``link``. The other options are the defaults of `Options`. A sync callback runs in
+    the event loop's thread. A store without ``KeepsReceipts`` is a ``TypeError``.
     """
 
     make_run: ClassVar[type[EffectRun]] = EffectRun
@@ -129,11 +127,10 @@ class EffectLedger(ForPeople):
     ) -> Any:
         """Return the effect's result: run it, wait for another run, or replay it.
 
-        Thread, tool and arguments name the effect; see `Options`. Every caller that
-        returns gets the recorded result, as JSON. ``handler`` is called with an
-        `Effect`. It runs again only if it raised `NoEffect`, if ``verify`` or a person
-        said that the effect did not land, or if ``stale_after`` took over a silent
-        holder, which may be merely slow: pass ``effect.key`` downstream then.
+        Every caller that returns gets the recorded result, as JSON. ``handler`` is
+        called with an `Effect`. It runs again only if it raised `NoEffect`, if
+        ``verify`` or a person said that the effect did not land, or if ``stale_after``
+        took over a silent holder, which may be merely slow.
 
         The handler's own caller gets the handler's exception, and all other callers get
         ``EffectFailed``. Also raises ``EffectDenied``, ``EffectTimeout``,
@@ -160,7 +157,7 @@ class EffectLedger(ForPeople):
 
         With a fresh record the caller runs the effect, and calls `commit`, or `release`
         if nothing happened. Until then this process writes heartbeats. Any other record
-        holds the key. Pass the options of `run`, so that the key is the same.
+        holds the key.
         """
         plan = plan_effect(thread_id, tool, args, self.options.merged(options))
         run = self.make_run(self._attempts, self._approvals, plan)
@@ -182,10 +179,9 @@ class EffectLedger(ForPeople):
     ) -> CallRecord:
         """Record the outcome of a begun effect: a result, or its final failure.
 
-        Returns the stored record, also for a second commit of the same outcome. If the
-        attempt was released meanwhile, and its key is free, the outcome is that of a
-        new attempt. Raises ``Superseded`` if another outcome won. A result that JSON
-        cannot hold is recorded as a final failure, and raised.
+        Returns the stored record: that of a new attempt if this one was released
+        meanwhile, and the key is free. Raises ``Superseded`` if another outcome won. A
+        result that JSON cannot hold is recorded as a final failure, and raised.
         """
         outcome = Outcome.returned(result)
 
@@ -195,10 +191,7 @@ class EffectLedger(ForPeople):
         return await self._end(record, outcome)
 
     async def release(self, record: CallRecord, reason: str = "") -> CallRecord:
-        """Free the key of an attempt that had no effect, so that it may run again.
-
-        Raises ``Superseded`` if another outcome is recorded.
-        """
+        """Free the key of an attempt that had no effect; raises as `commit`."""
         return await self._end(record, Outcome.release(reason))
 
     def key(
@@ -223,9 +216,8 @@ class EffectLedger(ForPeople):
 
         A call is an orphan only if its own holder was silent: the lease under which it
         ran was taken over, or this has watched it for the ``stale_after`` of its run
-        (15 seconds by default). Of an orphan, ``verify`` decides: its result is
-        recorded, or its key is freed. The key of a read-only tool is freed. All other
-        calls stay as they are. Resume executes no tool and takes no lease.
+        (15 seconds by default). ``verify`` decides whether its result is recorded, or
+        its key freed. That of a read-only tool is freed. Other calls stay as they are.
         """
         return await self._resume(thread_id, ToolRegistry(self, tools), None)
 
@@ -239,12 +231,11 @@ class EffectLedger(ForPeople):
     ) -> RecoverReport:
         """Do all that a thread needs after a crash of its run, under its lease.
 
-        For each pending call this does what `resume` does, and runs it again through
-        its tool if nothing happened. Last it calls ``heal(cp, thread_id, report)``,
-        which can close tool calls that the conversation left open. An undecided
-        approval is reported, not waited for. A ledger without ``requires_approval``
-        runs no call whose request is not approved. After a crash or an error of the
-        store, recover again.
+        Each pending call is resumed, and runs again through its tool if nothing
+        happened. Last comes ``heal(cp, thread_id, report)``, which can close tool calls
+        that the conversation left open. An undecided approval is reported, not waited
+        for. A ledger without ``requires_approval`` runs no call whose request is not
+        approved. After a crash or an error of the store, recover again.
 
         A lease under which the current task runs is used; pass another task's as
         ``lease``. Raises ``LeaseTimeout`` if another process runs the thread, and
@@ -282,13 +273,8 @@ class EffectLedger(ForPeople):
             # After the read: if the lease was lost before, the new owner runs them.
             await lease.check()
 
-        pending = [
-            one
-            for one in calls
-            if one.status == "issued"
-            and not one.erased
-            and not one.call.tool_name.startswith("cpkit:")
-        ]
+        own = [one for one in calls if not one.call.tool_name.startswith("cpkit:")]
+        pending = [one for one in own if one.status == "issued" and not one.erased]
         silent = await asyncio.gather(*map(self._attempts.watch, pending))
         resumed: list[Resumed] = []
         outcomes: list[tuple[Resumed, ToolOutcome]] = []
@@ -296,7 +282,6 @@ class EffectLedger(ForPeople):
         for record, stale in zip(pending, silent, strict=True):
             found = await self._end_orphan(record, tools, stale)
             resumed.append(found)
-            log.info("resume of %r: %s", thread_id, found.action)
 
             if found.action == "released" and lease is not None:
                 outcome = await run_recorded(

@@ -20,7 +20,7 @@ from datetime import datetime
 from hashlib import sha256
 from os import urandom
 from traceback import format_exception_only
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from cpkit.effects.effect import Decision, Effect, Verdict, copy_json
 from cpkit.effects.errors import EffectFailed
@@ -52,9 +52,6 @@ APPROVAL = "cpkit:approval"
 REOPEN = "cpkit:reopen"
 """The tool name of the record that a final failure was reopened."""
 
-_LONGEST_MESSAGE = 10_000
-"""Characters kept of an exception's message: enough to read, but not a dump."""
-
 
 def heartbeat_thread(key: str) -> str:
     """Return the thread in whose extra the holders of a key write heartbeats."""
@@ -78,9 +75,9 @@ def call_args(
     stale_after: float,
 ) -> dict[str, JsonValue]:
     """Return the args of the call record; ``asked`` are those that were asked for."""
-    made: Any = None if effect.decision is None else asdict(effect.decision)
+    made: Any = effect.decision and asdict(effect.decision)
 
-    if made is not None and made["at"] is not None:
+    if made and made["at"]:
         made["at"] = made["at"].isoformat()
 
     optional: dict[str, JsonValue] = {
@@ -103,25 +100,18 @@ def asked_args(record: CallRecord) -> Any:
 
 def effect_of(record: CallRecord) -> Effect | None:
     """Return the effect of a record, or ``None`` if a ledger did not write it."""
-    call = record.call
-    args: Any = {} if record.erased else call.args.get("args")
+    call, stored = record.call, cast("dict[str, Any]", record.call.args)
+    args = {} if record.erased else stored.get("args")
 
     if not call.call_id.startswith("effect:") or not isinstance(args, dict):
         return None
 
-    made: Any = call.args.get("decision")
+    made = stored.get("decision")
     at = made and made["at"] and datetime.fromisoformat(made["at"])
-    tool_call_id: Any = call.args.get("tool_call_id")
-    return Effect(
-        call.idempotency_key,
-        record.thread_id,
-        call.tool_name,
-        args,
-        call.call_id,
-        record.attempt,
-        tool_call_id,
-        made and signed("approved", made, at),
-    )
+    decision = made and signed("approved", made, at)
+    place = call.idempotency_key, record.thread_id, call.tool_name
+    attempt = call.call_id, record.attempt, stored.get("tool_call_id")
+    return Effect(*place, args, *attempt, decision)
 
 
 def signed(
@@ -136,9 +126,8 @@ def signed(
 class Outcome:
     """How an attempt ended: with a result, with a failure, or released.
 
-    ``stored`` is what is recorded, and ``raised`` the exception of the handler that ran
-    here, or the reason why its result cannot be stored. What a handler did is known
-    ``only_here``: its record is repeated also while the store cannot be reached.
+    ``raised`` is the exception of the handler, or why its result cannot be stored. What
+    a handler did is known ``only_here``: it is recorded as soon as the store is back.
     """
 
     stored: dict[str, JsonValue]
@@ -215,7 +204,7 @@ def exception_message(exc: Exception) -> str:
     """Return an exception's message, cut and escaped so that any store can hold it."""
     # Not str(exc): a __str__ that raises must not hide the failure.
     _, _, message = "".join(format_exception_only(exc)).strip().partition(": ")
-    return message[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
+    return message[:10_000].encode(errors="backslashreplace").decode()
 
 
 def exception_type(exc: Exception) -> str:

@@ -60,10 +60,7 @@ _OTHERS_END_WITHIN = 60.0
 
 
 def current_key() -> str:
-    """Return the key of the effect whose handler runs, to pass it downstream.
-
-    Raises ``RuntimeError`` outside a handler.
-    """
+    """Return the key of the effect whose handler runs; else raise ``RuntimeError``."""
     if keys := handling.get():
         return keys[-1]
 
@@ -72,10 +69,7 @@ def current_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended: with the effect's value, or with an error for its caller.
-
-    ``replayed``: the outcome is that of another run.
-    """
+    """How a run ended; ``replayed``: with the outcome of another run."""
 
     record: CallRecord
     value: JsonValue = None
@@ -84,11 +78,7 @@ class RunResult:
 
 
 class EffectRun:
-    """One run of one effect.
-
-    Once the handler has ended, its outcome is recorded, whatever happens to the attempt
-    and the approval meanwhile.
-    """
+    """One run of one effect."""
 
     def __init__(
         self, attempts: Attempts, approvals: Approvals, plan: EffectPlan
@@ -137,8 +127,7 @@ class EffectRun:
         if key in handling.get():
             raise RuntimeError(
                 f"effect {self._effect.tool!r} runs inside its own handler, where it "
-                "would wait for itself; give the inner one other arguments or another "
-                "key"
+                "would wait for itself; give the inner one another key"
             )
 
         return await self._obtain(record)
@@ -211,10 +200,7 @@ class EffectRun:
         self._effect = replace(self._plan.effect, args=args, decision=made)
 
     async def _let_others_end(self) -> None:
-        """Wait for the other effects of a worker's run, if only for a minute.
-
-        In a group of tasks the timeout of this one cancels them: a payment is in doubt.
-        """
+        # The timeout of this effect cancels the others of its group of tasks.
         leases = [one for one in held_leases(self._attempts.cp) if one.unattended]
         clock = asyncio.get_running_loop().time
         deadline = clock() + _OTHERS_END_WITHIN

@@ -1,7 +1,5 @@
 """What a run reports: log lines, and OpenTelemetry spans if that is installed.
 
-A warning names arguments that make each run of an effect another effect.
-
 Spans follow the semantic conventions for generative AI, "execute tool"
 (opentelemetry.io/docs/specs/semconv/gen-ai). Names that are not part of these start
 with ``cpkit.``. Arguments and results may be private, so they are in neither.
@@ -99,11 +97,7 @@ def _has_sdk() -> bool:
 
 
 class Similar:
-    """Remembers the arguments of the last effect of each tool in each thread.
-
-    If one of them is the current time or a random value, a repetition is not
-    recognized: the next run does it again.
-    """
+    """Remembers the arguments of the last effect of each tool in each thread."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], Mapping[str, Any]] = {}
