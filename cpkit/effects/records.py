@@ -210,5 +210,4 @@ def exception_message(exc: Exception) -> str:
 def exception_type(exc: Exception) -> str:
     """Return the recorded name of an exception's type: with module, unless built in."""
     kind = type(exc)
-    name = kind.__qualname__
-    return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
