@@ -171,17 +171,6 @@ class RunThread:
         event["thread_id"] = self.thread_id
         return await retry_unclear(lambda: self._cp.append(self.name, [event])) - 1
 
-    async def ask(self, ask: Ask) -> None:
-        """Record that a run waits for a request."""
-        await self.add(
-            asks={
-                "request": ask.request,
-                "key": ask.key,
-                "number": ask.number,
-                "thread_id": ask.thread_id,
-            }
-        )
-
     async def start_again(self, version: int) -> bool:
         """Delete the thread, which has nothing open; return whether the store can.
 
@@ -271,8 +260,8 @@ def state_of(data: CheckpointData[Any] | None) -> RunState:
         match event:
             case {"wake": {"why": str(why), **rest}}:
                 wakes.append(_wake_of(why, rest, position))
-            case {"asks": {"request": str(request), "key": str(key), **rest}}:
-                asks[request] = _ask_of(request, key, rest)
+            case {"asks": dict(asked)}:
+                asks[str(asked["request"])] = Ask(**asked)
             case {"settled": str(request)}:
                 asks.pop(request, None)
             case {"ran": list(done), "saw": list(saw)}:
@@ -301,11 +290,6 @@ def _wake_of(why: str, rest: dict[Any, Any], position: int) -> Wake:
         datetime.fromisoformat(after) if isinstance(after, str) else None,
         position,
     )
-
-
-def _ask_of(request: str, key: str, rest: dict[Any, Any]) -> Ask:
-    number, thread_id = rest.get("number", 1), rest.get("thread_id", "")
-    return Ask(request, key, number, thread_id)
 
 
 def holder_of(record: CallRecord) -> str:

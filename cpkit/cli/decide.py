@@ -14,6 +14,7 @@ from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, Store, open_store, store_url
 from cpkit.driver.ids import check_id
 from cpkit.effects import EffectLedger
+from cpkit.effects.effect import request_key
 from cpkit.effects.requests import request_of
 from cpkit.lease import this_process
 from cpkit.protocol import KeepsReceipts, ListsThreads
@@ -202,10 +203,10 @@ async def _request_key(
         found = [one.key for one in requests if one and not one.record.erased]
         return one_key(found, start, f" of thread {thread_id!r}")
 
-    if len(start) == 64 and await ledger.request(start, number=1) is not None:
+    if len(start) == 64 and await cp.find_call(request_key(start, 1)):
         return start
 
-    listed = one_key([one.key for one in await ledger.requests(limit=10**9)], start, "")
+    listed = one_key([one.key for one in await ledger.requests()], start, "")
 
     if listed is not None:
         return listed

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from itertools import count
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
-from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import (
     Approval,
     EffectPlan,
@@ -23,9 +21,10 @@ from cpkit.effects.errors import (
     EffectTimeout,
     KeyReused,
 )
-from cpkit.effects.requests import ApprovalRequest, Requests
+from cpkit.effects.requests import ApprovalRequest, Requests, request_of
 from cpkit.effects.tracing import log, note
 from cpkit.lease import held_leases, note_effect
+from cpkit.records import JsonValue
 from cpkit.waiting import RETRY_FOR, StaleDetector
 
 __all__ = ["Approvals", "Notifier"]
@@ -41,13 +40,12 @@ class Approvals:
 
     def __init__(
         self,
-        attempts: Attempts,
         requests: Requests,
         policy: Policy | None,
         notify: Notifier | None,
     ) -> None:
-        self._attempts = attempts
         self._requests = requests
+        self._attempts = requests.attempts
         self._policy = policy
         self._notify = notify
         self._told: set[str] = set()
@@ -64,38 +62,25 @@ class Approvals:
         if wanted is None:
             return None
 
-        limit = plan.options.approval_timeout
+        request: ApprovalRequest | None = None
 
-        if limit == "auto":
-            # A handler's timeout would be recorded as the error of its effect.
-            leases = [] if handling.get() else held_leases(self._attempts.cp)
-            limit = 0.0 if any(one.unattended for one in leases) else None
-
-        clock = asyncio.get_running_loop().time
-        deadline = inf if limit is None else clock() + limit
-
-        while True:
-            request = await self._request(plan, tuple(wanted.editable))
+        while request is None:
+            request = await self._request(plan, wanted.editable)
 
             if request.decision is None:
-                ended = await self._wait(plan, request, deadline, limit or 0.0)
+                request = await self._wait(plan, request)
 
-                if ended is None or ended.verdict != "withdrawn":
-                    continue  # look again: is it the request that counts, in time?
+        self._told.discard(request.record.call.call_id)
 
-                request = ended
+        if request.verdict == "approved":
+            note(plan.effect, "approved")
+            return request
 
-            self._told.discard(request.record.call.call_id)
-
-            if request.verdict == "approved":
-                note(plan.effect, "approved")
-                return request
-
-            await self.settle(plan, request)
-            made = request.decision
-            assert made is not None
-            error = _ERRORS.get(made.verdict, EffectDenied)
-            raise error(plan.effect.key, plan.effect.tool, made.reason, made.by)
+        await self.settle(plan, request)
+        made = request.decision
+        assert made is not None
+        error = _ERRORS.get(made.verdict, EffectDenied)
+        raise error(plan.effect.key, plan.effect.tool, made.reason, made.by)
 
     async def settle(self, plan: EffectPlan, request: ApprovalRequest) -> None:
         """Take a request off the list of runs: this run acted on the decision."""
@@ -103,11 +88,9 @@ class Approvals:
 
     def _run_thread(self, plan: EffectPlan) -> str:
         """Return the thread to run after a decision: the main agent's, if it leases."""
-        if plan.options.run_thread is not None:
-            return plan.options.run_thread
-
         leases = held_leases(self._attempts.cp)
-        return leases[0].thread_id if leases else plan.effect.thread_id
+        thread_id = leases[0].thread_id if leases else plan.effect.thread_id
+        return plan.options.run_thread or thread_id
 
     async def _wanted(self, plan: EffectPlan) -> Approval | None:
         """Return what a person must approve; ``None`` if the effect needs no approval.
@@ -115,98 +98,77 @@ class Approvals:
         A ledger without a policy asks for none. But a recovered effect may be another
         ledger's: it needs an approval if that ledger asked for one.
         """
-        effect = plan.effect
+        wants: bool | Approval
 
-        if self._policy is None:
-            asked = plan.is_recovered and await self._requests.all_of(effect.key)
-            return Approval() if asked else None
+        if self._policy is not None:
+            wants = await call_callback(self._policy, plan.effect)
+        else:
+            key = plan.effect.key
+            wants = plan.is_recovered and bool(await self._requests.all_of(key))
 
-        wants = await call_callback(self._policy, effect)
-
-        if not isinstance(wants, Approval):
-            return Approval() if wants else None
-
-        unknown = [name for name in wants.editable if name not in effect.args]
-
-        if unknown:
-            raise ValueError(
-                f"editable names {', '.join(map(repr, unknown))}, which the arguments "
-                f"of {effect.tool!r} do not have"
-            )
-
-        return wants
+        return wants if isinstance(wants, Approval) else Approval() if wants else None
 
     async def _request(
-        self, plan: EffectPlan, editable: tuple[str, ...]
+        self, plan: EffectPlan, editable: Sequence[str]
     ) -> ApprovalRequest:
-        """Return the request that counts for exactly the plan's arguments.
+        """Return the newest request for exactly the plan's arguments, or record one.
 
-        Without one, this records it.
+        A withdrawn one counts for the runs that waited then, and no others.
         """
-        effect, expires_after = plan.effect, plan.options.expires_after
-        run_thread = self._run_thread(plan)
-        newest: ApprovalRequest | None = None
+        effect, run_thread = plan.effect, self._run_thread(plan)
 
-        for number in count(1):
-            request = await self._requests.get(effect.key, number)
+        while True:
+            found = await self._requests.all_of(effect.key)
+            number = len(found) + 1
 
-            if request is None and newest is not None:
-                return newest
-
-            if request is not None and request.same_args(effect.args):
-                # Another run asked, or the request was restored with its thread.
-                await self._requests.list_for(request, run_thread)
-
-            while request is None:
-                request = await self._requests.create(
-                    effect, number, run_thread, expires_after, editable
-                )
-
-            if request.record.erased:
-                if await self._requests.get(effect.key, number + 1) is not None:
-                    continue  # it was asked again after this one
-
-                status = request.record.status
+            if found and found[-1].record.erased:
+                status = found[-1].record.status
                 raise EffectErased(effect.key, effect.tool, status, "approval")
 
-            if request.verdict == "withdrawn":
-                continue  # it counts for the runs that waited then, and no others
+            found = [one for one in found if not one.is_gone]
+            same = [one for one in found if one.same_args(effect.args)]
 
-            if request.same_args(effect.args):
-                newest = request
-
-                # While a request is undecided, or its approval counts, none follows.
-                if request.decision is None or (
-                    request.verdict == "approved" and self._requests.is_in_time(request)
-                ):
-                    return request
-            elif plan.kind == "given":
+            if plan.kind == "given" and len(same) < len(found):
                 raise KeyReused(effect.key, effect.tool)
 
-        raise AssertionError
+            if same:
+                await self._requests.list_for(same[-1], run_thread)
+                return same[-1]
+
+            asked: dict[str, JsonValue] = {
+                "tool": effect.tool,
+                "args": dict(effect.args),
+                "expires_after": plan.options.expires_after,
+                "run_thread": run_thread,
+                "editable": [*editable],
+            }
+            place = effect.thread_id, effect.key, number
+
+            if request := await self._requests.create(*place, asked):
+                return request
 
     async def _wait(
-        self,
-        plan: EffectPlan,
-        request: ApprovalRequest,
-        deadline: float,
-        limit: float,
+        self, plan: EffectPlan, request: ApprovalRequest
     ) -> ApprovalRequest | None:
-        """Wait until the request has ended, and notify people of it.
+        """Notify people, and return the request once it has ended.
 
-        Returns the request as it is then; ``None`` if it was deleted. Raises
-        ``EffectTimeout``; if people could not be told before the deadline, from the
-        notifier's error.
+        ``None`` if it was deleted. Raises ``EffectTimeout``; from the notifier's error,
+        if people could not be told before the deadline.
         """
         clock = asyncio.get_running_loop().time
-        notify_at = clock()
-        # A run that looks once does not wait for the end of a request.
-        left = (
-            await self._requests.seconds_left(request) if deadline > notify_at else inf
-        )
-        expires = clock() + left
-        failure: Exception | None = None
         leases = held_leases(self._attempts.cp)
+        limit = plan.options.approval_timeout
+
+        if limit == "auto":
+            # A handler's timeout would be recorded as the error of its effect.
+            is_unattended = any(one.unattended for one in leases)
+            limit = 0.0 if is_unattended and not handling.get() else None
+
+        # A run that looks once does not wait for the end of a request.
+        left = inf if limit == 0 else await self._requests.seconds_left(request)
+        notify_at = clock()
+        deadline = inf if limit is None else notify_at + limit
+        expires = notify_at + left
         note_effect(leases, plan.key, "waiting")
 
         async with self._attempts.wait_for(request.record, None) as reader:
@@ -216,27 +178,27 @@ class Approvals:
                     notify_at = clock() + RETRY_FOR
 
                 if clock() >= deadline:
-                    place = request.key, request.tool
-                    raise EffectTimeout(*place, limit, "an approval") from failure
+                    place, seconds = (request.key, request.tool), limit or 0.0
+                    raise EffectTimeout(*place, seconds, "an approval") from failure
 
                 if clock() >= expires:
-                    found = await self._requests.expire(request)
+                    ended = await self._requests.expire(request)
                     break
 
                 ends = min(deadline, expires, notify_at)
 
                 try:
-                    answer = await reader.wait(ends - clock())
+                    found = await reader.wait(ends - clock())
                 except TimeoutError:
                     continue
 
                 # Not a detector of silence: this wait has no holder.
-                assert not isinstance(answer, StaleDetector)
-                found = self._requests.of(answer)
+                assert not isinstance(found, StaleDetector)
+                ended = None if found is None else request_of(found)
                 break
 
         note_effect(leases, plan.key, "running")
-        return found
+        return None if ended is None or ended.record.erased else ended
 
     async def _notify_once(
         self, plan: EffectPlan, request: ApprovalRequest

@@ -80,9 +80,9 @@ class EffectLedger(ForPeople):
     ``requires_approval`` answers whether a person must approve an `Effect`: a bool, or
     an `Approval`. It is called before each claim. ``on_approval_required`` is called
     with each undecided `ApprovalRequest`, at least once in each process that finds it;
-    its errors are logged. ``ui`` is the address of ``cpkit ui``, for the request's
-    ``link``. The other options are the defaults of `Options`. A sync callback runs in
-    the event loop's thread. A store without ``KeepsReceipts`` is a ``TypeError``.
+    its errors are logged. The other options are the defaults of `Options`. A sync
+    callback runs in the event loop's thread. A store without ``KeepsReceipts`` is a
+    ``TypeError``.
     """
 
     make_run: ClassVar[type[EffectRun]] = EffectRun
@@ -93,7 +93,6 @@ class EffectLedger(ForPeople):
         *,
         requires_approval: Policy | None = None,
         on_approval_required: Notifier | None = None,
-        ui: str | None = None,
         **options: Unpack[EffectOptions],
     ) -> None:
         if requires_approval is not None:
@@ -102,10 +101,10 @@ class EffectLedger(ForPeople):
         if on_approval_required is not None:
             check_callback("on_approval_required", on_approval_required, "request")
 
-        super().__init__(cp, ui)
+        super().__init__(cp)
         self.options = Options(**options)
         self._approvals = Approvals(
-            self._attempts, self._requests, requires_approval, on_approval_required
+            self._requests, requires_approval, on_approval_required
         )
         self._similar = Similar()
         timeout, stale_after = self.options.timeout, self.options.stale_after
@@ -305,7 +304,7 @@ class EffectLedger(ForPeople):
             return Resumed(record, "surfaced", "its tool was not passed to resume")
 
         tool = tools[record.call.tool_name]
-        verify, reason = tool.verify, "verify says that it did not land"
+        verify, reason = tool.options.get("verify"), "verify says that it did not land"
 
         if tool.side_effects == "read":
             verify, reason = None, "the tool only reads"

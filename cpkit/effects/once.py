@@ -44,10 +44,8 @@ def once(
 
     ``cp`` is a checkpointer, or a function that returns the one that is open. ``key``
     gets the arguments of each call, and returns the text that names what is done: the
-    same function and key is the same effect in the whole store. Inside the function,
-    `current_key` is the key to pass downstream. The result is JSON, or a value that
-    pydantic can write as JSON, and every caller gets the JSON. ``options`` are those of
-    `EffectLedger` that do not name the effect, for instance ``verify``.
+    same function and key is the same effect in the whole store. Every caller gets the
+    result as JSON. ``options`` are those of `EffectLedger` that do not name the effect.
 
     The decorated function is async, and a sync function runs in a worker thread. With a
     `SyncCheckpointer` it is sync, and runs in another thread. It raises what

@@ -10,9 +10,7 @@ from typing import Any, TypedDict, Unpack
 from cpkit.driver.ids import check_id
 from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import (
-    Effect,
     Verdict,
-    copy_json,
     reopen_key,
     reopened_key,
 )
@@ -27,6 +25,7 @@ from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.lease import this_process
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue, ToolCall
+from cpkit.runs import RunList, read_all
 
 __all__ = ["DecisionOptions", "ForPeople", "Signature"]
 
@@ -45,52 +44,52 @@ class Signature(TypedDict, total=False):
 class DecisionOptions(Signature, total=False):
     """The keywords of `EffectLedger.approve`, ``deny`` and ``withdraw``.
 
-    ``number`` selects one request of the effect, and ``args`` the newest request with
-    these arguments. Leaving both out is a ``ValueError`` if requests with different
-    arguments are open.
+    ``args`` selects the newest request with these arguments. Leaving it out is a
+    ``ValueError`` if requests with different arguments are open.
     """
 
     args: Mapping[str, JsonValue] | None
-    number: int | None
 
 
 class ForPeople:
     """The methods of `EffectLedger` with which people decide. The first word counts."""
 
-    def __init__(self, cp: Checkpointer[Any], ui: str | None = None) -> None:
+    def __init__(self, cp: Checkpointer[Any]) -> None:
         self.cp = cp
         self._attempts = Attempts(cp)
-        self._requests = Requests(cp, ui)
+        self._requests = Requests(cp)
+        self._runs: RunList | None = None
 
     # Approvals
 
-    async def requests(
-        self, *, after: str = "", limit: int = 100
-    ) -> list[ApprovalRequest]:
-        """Return a page of all undecided requests that runs wait for, oldest first.
+    async def requests(self) -> list[ApprovalRequest]:
+        """Return the undecided requests that runs of the store wait for, oldest first.
 
-        The next page comes ``after`` the last request's ``cursor``; the last one is
-        empty. A store that cannot list its threads is a ``TypeError``.
+        A damaged request is logged and left out. A store that cannot list its threads
+        is a ``TypeError``.
         """
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit!r}")
-
-        found = await self._requests.undecided()
-        return [one for one in found if one.cursor > after][:limit]
+        self._runs = self._runs or RunList(self.cp)
+        await self._runs.refresh()
+        states = self._runs.states.values()
+        asks = {name: ask for state in states for name, ask in state.asks.items()}
+        found = await read_all(self._requests.of_ask, list(asks.values()))
+        requests = [one for one in found if isinstance(one, ApprovalRequest)]
+        is_open = [one for one in requests if one.decision is None]
+        return sorted(is_open, key=lambda one: one.requested_at)
 
     async def pending(self, thread_id: str) -> list[ApprovalRequest]:
         """Return the thread's undecided approval requests, oldest first."""
         return await self._requests.of_thread(thread_id)
 
     async def request(
-        self,
-        key: str,
-        *,
-        args: Mapping[str, JsonValue] | None = None,
-        number: int | None = None,
+        self, key: str, *, args: Mapping[str, JsonValue] | None = None
     ) -> ApprovalRequest | None:
-        """Return an effect's request, decided or not; selected as in `approve`."""
-        return await self._requests.find(check_id("key", key), args, number)
+        """Return an effect's newest request with these arguments, decided or not.
+
+        Without ``args`` they are those of the effect's first request; then another
+        undecided request raises ``ValueError``.
+        """
+        return _selected(key, await self._requests.all_of(check_id("key", key)), args)
 
     async def approve(
         self,
@@ -101,17 +100,13 @@ class ForPeople:
     ) -> bool:
         """Approve the request of the effect with this key.
 
-        Returns whether the decision on record is an approval that counts: ``False`` if
-        the request was denied or has expired before, or does not exist. ``value`` is
-        recorded, and reaches the handler as ``effect.decision.value``; it changes the
-        arguments that it names, if the policy lets people change them, and else is a
-        ``ValueError``. `DecisionOptions` has the other keywords.
+        Returns whether an approval that counts is on record: ``False`` if the request
+        was denied or has expired before, or does not exist. ``value`` reaches the
+        handler as ``effect.decision.value``, and changes the arguments that it names;
+        a ``ValueError`` if the policy does not let people change one of them.
         """
-        said: dict[str, JsonValue] = {"approved": True}
-
-        if value is not None:
-            said["value"] = copy_json(value, "value")
-
+        given = {} if value is None else {"value": value}
+        said: dict[str, JsonValue] = {"approved": True, **given}
         return await self._decide(key, "approved", said, options)
 
     async def deny(self, key: str, **options: Unpack[DecisionOptions]) -> bool:
@@ -122,11 +117,10 @@ class ForPeople:
         return await self._decide(key, "denied", {"approved": False}, options)
 
     async def withdraw(self, key: str, **options: Unpack[DecisionOptions]) -> bool:
-        """End a request without a decision; return whether it is gone now.
+        """End a request without a decision; return whether it is gone, undecided.
 
         The run that waits raises ``ApprovalWithdrawn``, and no worker runs the thread.
-        A new run of the effect makes a new request. ``False`` if it was decided before,
-        or does not exist.
+        A new run of the effect makes a new request.
         """
         return await self._decide(key, "withdrawn", {"withdrawn": True}, options)
 
@@ -138,27 +132,30 @@ class ForPeople:
         options: DecisionOptions,
     ) -> bool:
         """Record how a request ends; return whether it has ended so."""
-        args, number = options.get("args"), options.get("number")
-        request = await self.request(key, args=args, number=number)
+        request = await self.request(key, args=options.get("args"))
 
         if request is None or request.record.erased:
             return False
 
-        _check_value(request, said.get("value"))
+        value = said.get("value")
+        fixed = request.args.keys() - {*request.editable}
+
+        if isinstance(value, dict) and (changed := sorted(fixed & value.keys())):
+            raise ValueError(
+                f"the policy does not let people change "
+                f"{', '.join(map(repr, changed))} of {request.tool!r}; it can answer "
+                "Approval(editable=[…])"
+            )
 
         if request.decision is None:
             request = await self._requests.resolve(
                 request, {**said, **_signed(options)}
             )
 
-        if request is None or request.verdict != verdict:
-            return False
+        if request is not None and request.verdict == verdict == "withdrawn":
+            await self._requests.settle(request.run_thread, request)
 
-        if verdict == "withdrawn":
-            run_thread = request.run_thread or request.thread_id
-            await self._requests.settle(run_thread, request)
-
-        return True
+        return request is not None and request.verdict == verdict
 
     async def ask_again(
         self, key: str, *, args: Mapping[str, JsonValue] | None = None
@@ -168,44 +165,33 @@ class ForPeople:
         An undecided request is returned as it is. Raises ``ValueError`` if there is no
         request, if it is approved, or if the effect has run.
         """
-        request = await self._requests.find(key, args)
-
-        if request is None or request.record.erased:
-            raise ValueError(f"there is no approval request for {key!r} to ask again")
-
-        if await self._attempts.find(key) is not None:
-            raise ValueError(f"{key!r} runs or has run, so there is nothing to ask")
-
-        # Whether an approval was not used in time, only the store's clock knows. If
-        # this process's clock is ahead of it, a person is asked twice.
-        if request.verdict == "approved" and not request.is_late(datetime.now(UTC)):
-            raise ValueError(f"{key!r} is approved already, so there is nothing to ask")
-
-        effect = Effect(key, request.thread_id, request.tool, request.args)
-
         while True:
             found = await self._requests.all_of(key)
+            request = _selected(key, found, args)
 
-            # Another process may have asked again, or for other arguments, meanwhile.
-            for one in found:
-                if one.decision is None and one.same_args(request.args):
-                    return one
+            if request is None or request.record.erased:
+                raise ValueError(f"there is no approval request for {key!r}")
 
-            await self._requests.create(
-                effect,
-                found[-1].number + 1,
-                request.run_thread or request.thread_id,
-                request.expires_after,
-                request.editable,
-            )
+            if await self._attempts.find(key) is not None:
+                raise ValueError(f"{key!r} runs or has run, so there is nothing to ask")
+
+            # Whether an approval was not used in time, only the store's clock knows. If
+            # this process's clock is ahead of it, a person is asked twice.
+            if request.verdict == "approved" and not request.is_late(datetime.now(UTC)):
+                raise ValueError(f"{key!r} is approved already")
+
+            place, asked = (request.thread_id, key), request.record.call.args
+
+            if request.decision is not None:
+                request = await self._requests.create(*place, len(found) + 1, asked)
+
+            if request is not None:
+                return request
 
     # Doubt and failure
 
     async def landed(
-        self,
-        key: str,
-        result: JsonValue = None,
-        **signature: Unpack[Signature],
+        self, key: str, result: JsonValue = None, **signature: Unpack[Signature]
     ) -> CallRecord:
         """Record a person's word that an effect in doubt happened, with its result.
 
@@ -249,9 +235,7 @@ class ForPeople:
         key, record = await self._attempts.newest(check_id("key", key))
 
         if record is None or failure_of(record) is None:
-            raise ValueError(
-                f"{key!r} has no final failure, so there is nothing to reopen"
-            )
+            raise ValueError(f"{key!r} has no final failure to reopen")
 
         call = ToolCall(fresh_call_id("reopen"), REOPEN, {"key": key}, reopen_key(key))
         # Another person's record may hold the key: then it is completed here.
@@ -271,15 +255,22 @@ def _signed(options: Signature) -> dict[str, JsonValue]:
     }
 
 
-def _check_value(request: ApprovalRequest, value: JsonValue) -> None:
-    """Raise if a value names an argument that the policy does not let people change."""
-    if not isinstance(value, dict):
-        return
+def _selected(
+    key: str,
+    requests: list[ApprovalRequest],
+    args: Mapping[str, JsonValue] | None,
+) -> ApprovalRequest | None:
+    """Return the newest of an effect's requests with these arguments, or ``None``."""
+    requests = [one for one in requests if not one.record.erased] or requests
+    wanted = requests[0].args if args is None and requests else args or {}
+    others = [one for one in requests if not one.same_args(wanted)]
 
-    fixed = [n for n in value if n in request.args and n not in request.editable]
-
-    if fixed:
+    # This is an error even if one later request alone is undecided: the person may mean
+    # the first request, and another person just decided that one.
+    if args is None and any(one.decision is None for one in others):
         raise ValueError(
-            f"the policy does not let people change {', '.join(map(repr, fixed))} of "
-            f"{request.tool!r}; it can answer Approval(editable=[…])"
+            f"{key!r} was requested with several sets of arguments; say with args= "
+            "which request is meant"
         )
+
+    return next((one for one in reversed(requests) if one not in others), None)

@@ -3,8 +3,7 @@
 Request ``n`` of an effect is a call in the effect's thread, whose key is derived from
 the effect's key and ``n``. It is undecided while it is issued. A call's outcome is
 write-once, so the store says which of two decisions was first; a withdrawal is such an
-outcome too. A request is for exact arguments. One for other arguments gets the next
-number, and so does one that is asked again, or that follows a withdrawn one.
+outcome too. A request is for exact arguments: other ones are the next request.
 
 The list of runs (`cpkit.runs`) says which run waits for which request. So the undecided
 requests of a store are those of its open runs.
@@ -13,8 +12,8 @@ requests of a store are those of its open runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from math import inf
 from typing import Any, Literal
@@ -22,21 +21,19 @@ from urllib.parse import urlencode
 
 from cpkit.canonical import canonical_json
 from cpkit.effects.attempts import Attempts
-from cpkit.effects.effect import Decision, Effect, Verdict, request_key
+from cpkit.effects.effect import Decision, Verdict, request_key
 from cpkit.effects.records import APPROVAL, Outcome, fresh_call_id, signed
 from cpkit.effects.tracing import log
 from cpkit.errors import CheckpointerError, CorruptThread, UnknownCall
 from cpkit.lease import LeaseTimeout, held_leases, thread_lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue, ToolCall
-from cpkit.runs import Ask, RunList, RunThread, hint, read_all, store_time
+from cpkit.runs import Ask, RunThread, hint, store_time
 
-__all__ = [
-    "ApprovalRequest",
-    "Requests",
-    "request_of",
-    "waiting_tools",
-]
+__all__ = ["ApprovalRequest", "Requests", "request_of", "waiting_tools"]
+
+_STORED = "key", "tool", "args", "number", "expires_after", "run_thread", "editable"
+"""Arguments of a request's call, and fields of `ApprovalRequest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +43,19 @@ class ApprovalRequest:
     ``key`` names the effect, and is what `EffectLedger.approve` takes. ``number``
     counts the requests of the effect: 1, 2, … ``thread_id`` is the thread with the
     request's record, and ``run_thread`` the one that a worker runs after the decision.
-    A person may change the arguments named in ``editable``. ``link`` leads to the page
-    on which a person decides; it is empty unless the ledger was given ``ui``.
+    A person may change the arguments named in ``editable``.
     """
 
-    key: str
-    thread_id: str
-    tool: str
-    args: Mapping[str, Any]
-    requested_at: datetime
     record: CallRecord
+    thread_id: str
+    requested_at: datetime
+    key: str = ""
+    tool: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
     number: int = 1
     expires_after: float | None = None
     run_thread: str = ""
-    editable: tuple[str, ...] = ()
-    link: str = ""
+    editable: Sequence[str] = ()
 
     @property
     def expires_at(self) -> datetime | None:
@@ -76,33 +71,31 @@ class ApprovalRequest:
 
         No clock but the store's is asked.
         """
-        record = self.record
-        at = record.resolved_at
-
-        if record.status == "issued":
-            return None
-
-        found = record.result if isinstance(record.result, dict) else {}
+        at, result = self.record.resolved_at, self.record.result
+        found = result if isinstance(result, dict) else {}
         verdict: Verdict = "denied"
+
+        if at is None:
+            return None
 
         if found.get("withdrawn") is True:
             verdict = "withdrawn"
-        elif found.get("expired") is True or (at is not None and self.is_late(at)):
+        elif found.get("expired") is True or self.is_late(at):
             verdict = "expired"
-        elif found.get("approved") is True and not record.erased:
+        elif found.get("approved") is True:
             verdict = "approved"
 
         return signed(verdict, found, at)
 
     @property
-    def verdict(self) -> Verdict | Literal["undecided"]:
-        """How it was decided; a withdrawn one counts for no later run."""
-        return "undecided" if self.decision is None else self.decision.verdict
+    def is_gone(self) -> bool:
+        """Whether it was withdrawn or erased, and counts for no later run."""
+        return self.record.erased or self.verdict == "withdrawn"
 
     @property
-    def cursor(self) -> str:
-        """The ``after`` with which `EffectLedger.requests` continues after this one."""
-        return f"{self.requested_at.isoformat()} {self.record.call.call_id}"
+    def verdict(self) -> Verdict | Literal["undecided"]:
+        """How it was decided."""
+        return "undecided" if self.decision is None else self.decision.verdict
 
     def same_args(self, args: Mapping[str, JsonValue]) -> bool:
         """Return whether the request is for exactly these arguments."""
@@ -112,6 +105,12 @@ class ApprovalRequest:
         """Return whether a time of the store is after the request's time."""
         return self.expires_at is not None and at > self.expires_at
 
+    def link(self, ui: str) -> str:
+        """Return the link to the request on the page of ``cpkit ui`` at an address."""
+        own_key = self.record.call.idempotency_key
+        place = urlencode({"id": self.thread_id, "request": own_key})
+        return f"{ui.rstrip('/')}/waiting/decide?{place}"
+
 
 # Requests in the store
 
@@ -119,32 +118,18 @@ class ApprovalRequest:
 class Requests:
     """Finds, records and decides approval requests."""
 
-    def __init__(self, cp: Checkpointer[Any], ui: str | None = None) -> None:
-        self._cp = cp
-        self._attempts = Attempts(cp)
-        self._ui = None if ui is None else ui.rstrip("/")
-        self._runs: RunList | None = None
+    def __init__(self, cp: Checkpointer[Any]) -> None:
+        self.cp = cp
+        self.attempts = Attempts(cp)
         self._clock: datetime | None = None
         """The store's time at time 0 of the event loop's clock."""
         self._damaged: set[str] = set()
         """The call ids of damaged requests that the log has named."""
 
-    def of(self, record: CallRecord | None) -> ApprovalRequest | None:
-        """Return the request of a record, with its link."""
-        request = None if record is None else request_of(record)
-
-        if request is None or self._ui is None:
-            return request
-
-        place = {
-            "id": request.thread_id,
-            "request": request.record.call.idempotency_key,
-        }
-        return replace(request, link=f"{self._ui}/waiting/decide?{urlencode(place)}")
-
     async def get(self, key: str, number: int) -> ApprovalRequest | None:
         """Return one request, or ``None``."""
-        return self.of(await self._attempts.find(request_key(key, number)))
+        record = await self.attempts.find(request_key(key, number))
+        return None if record is None else request_of(record)
 
     async def all_of(self, key: str) -> list[ApprovalRequest]:
         """Return the requests of an effect, oldest first."""
@@ -155,63 +140,11 @@ class Requests:
 
         return found
 
-    async def find(
-        self,
-        key: str,
-        args: Mapping[str, JsonValue] | None = None,
-        number: int | None = None,
-    ) -> ApprovalRequest | None:
-        """Return the request that a person means, or ``None``.
-
-        That is the newest request with the given number and arguments. With neither, it
-        is the newest one with the arguments of the effect's first request; then another
-        undecided request raises ``ValueError``.
-        """
-        requests = await self.all_of(key)
-        requests = [one for one in requests if not one.record.erased] or requests
-
-        if number is not None:
-            requests = [one for one in requests if one.number == number]
-
-        if args is not None:
-            requests = [one for one in requests if one.same_args(args)]
-        elif requests and number is None:
-            same = [one for one in requests if one.same_args(requests[0].args)]
-
-            # This is an error even if one later request alone is undecided: the person
-            # may mean the first request, and another person just decided that one.
-            if any(one.decision is None for one in requests if one not in same):
-                raise ValueError(
-                    f"{key!r} was requested with several sets of arguments; say with "
-                    "args= which request is meant"
-                )
-
-            requests = same
-
-        return requests[-1] if requests else None
-
     async def of_thread(self, thread_id: str) -> list[ApprovalRequest]:
         """Return the undecided requests recorded in a thread, oldest first."""
-        calls: list[CallRecord] = await self._attempts.cp.list_calls(thread_id)
-        found = [self.of(one) for one in calls if one.status == "issued"]
+        calls: list[CallRecord] = await self.attempts.cp.list_calls(thread_id)
+        found = [request_of(one) for one in calls if one.status == "issued"]
         return [one for one in found if one is not None and not one.record.erased]
-
-    async def undecided(self) -> list[ApprovalRequest]:
-        """Return the undecided requests that runs of the store wait for, oldest first.
-
-        A damaged request is logged and left out: it must not hide the others.
-        """
-        self._runs = self._runs or RunList(self._cp)
-        await self._runs.refresh()
-        asks = {
-            ask.request: ask
-            for state in self._runs.states.values()
-            for ask in state.asks.values()
-        }
-        found = await read_all(self.of_ask, list(asks.values()))
-        requests = [one for one in found if isinstance(one, ApprovalRequest)]
-        is_open = [one for one in requests if one.decision is None]
-        return sorted(is_open, key=lambda one: one.cursor)
 
     async def of_ask(
         self, ask: Ask
@@ -219,7 +152,7 @@ class Requests:
         """Return the request that a run waits for, or that it is damaged or gone.
 
         It is gone if it was withdrawn, or deleted with its thread. A damaged one is
-        logged once; a person repairs it, and the run waits for that.
+        logged once: it must not hide the others, and a person repairs it.
         """
         try:
             request = await self.get(ask.key, ask.number)
@@ -230,89 +163,60 @@ class Requests:
 
             return exc
 
-        if request is None or request.record.call.call_id != ask.request:
-            return "gone"
-
-        is_gone = request.record.erased or request.verdict == "withdrawn"
-        return "gone" if is_gone else request
+        is_same = request is not None and request.record.call.call_id == ask.request
+        return request if request and is_same and not request.is_gone else "gone"
 
     async def seconds_left(self, request: ApprovalRequest) -> float:
-        """Return how long it takes until a request expires; ``inf`` if it never does.
+        """Return the time until a request expires; ``inf`` if it never does.
 
-        By the store's clock, which is read once: a wall clock that is wrong ends none.
-        If the store does not show its clock, the whole time is left.
+        By the store's clock, which is read once: a wrong wall clock ends none. If the
+        store does not show its clock, the whole time is left.
         """
-        if request.expires_at is not None and self._clock is None:
-            self._set_clock(await store_time(self._cp) or request.requested_at)
-
-        return self._seconds_left(request)
-
-    def is_in_time(self, request: ApprovalRequest) -> bool:
-        """Return whether a request is known not to have expired yet."""
-        is_known = request.expires_at is None or self._clock is not None
-        return is_known and self._seconds_left(request) > 0
-
-    def _seconds_left(self, request: ApprovalRequest) -> float:
-        if request.expires_at is None or self._clock is None:
+        if request.expires_at is None:
             return inf
 
-        left = request.expires_at - self._clock
-        return left.total_seconds() - asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
 
-    def _set_clock(self, now: datetime) -> None:
-        self._clock = now - timedelta(seconds=asyncio.get_running_loop().time())
+        if self._clock is None:
+            now = await store_time(self.cp) or request.requested_at
+            self._clock = now - timedelta(seconds=clock())
+
+        return (request.expires_at - self._clock).total_seconds() - clock()
 
     async def create(
-        self,
-        effect: Effect,
-        number: int,
-        run_thread: str,
-        expires_after: float | None,
-        editable: tuple[str, ...] = (),
+        self, thread_id: str, key: str, number: int, asked: Mapping[str, JsonValue]
     ) -> ApprovalRequest | None:
-        """Record a request, or return the one that has this number already.
+        """Record a request in a thread; return ``None`` if its number is taken.
 
         Then it is put on the list of runs. If this process dies in between, the next
-        run of the effect does that. ``None`` if the request was deleted at once.
+        run of the effect does that.
         """
-        call = ToolCall(
-            fresh_call_id("approval"),
-            APPROVAL,
-            {
-                "key": effect.key,
-                "tool": effect.tool,
-                "args": dict(effect.args),
-                "number": number,
-                "run_thread": run_thread,
-                "expires_after": expires_after,
-                "editable": [*editable],
-            },
-            request_key(effect.key, number),
-        )
-        request = self.of(await self._attempts.claim(effect.thread_id, call))
+        args = {**asked, "key": key, "number": number}
+        own_key = request_key(key, number)
+        call = ToolCall(fresh_call_id("approval"), APPROVAL, args, own_key)
+        record = await self.attempts.claim(thread_id, call)
+        request = None if record is None else request_of(record)
 
-        if request is not None:
-            is_new = request.record.call.call_id == call.call_id
+        if request is None or request.record.call.call_id != call.call_id:
+            return None
 
-            if is_new:
-                self._set_clock(request.requested_at)
-
-            await self.list_for(request, run_thread, is_new=is_new)
-
+        since = timedelta(seconds=asyncio.get_running_loop().time())
+        self._clock = request.requested_at - since
+        await self.list_for(request, request.run_thread, is_new=True)
         return request
 
     async def list_for(
         self, request: ApprovalRequest, run_thread: str, *, is_new: bool = False
     ) -> None:
-        """Record that a run waits for a request, unless that is on record."""
-        call_id, run = request.record.call.call_id, RunThread(self._cp, run_thread)
+        """Record that a run waits for a request, unless it is decided or on the list.
 
-        if request.decision is not None:
-            return
+        Another run asked, or died before it recorded this.
+        """
+        call_id, run = request.record.call.call_id, RunThread(self.cp, run_thread)
+        ask = Ask(call_id, request.key, request.number, request.thread_id)
 
-        if is_new or call_id not in (await run.look()).asks:
-            key, number, thread_id = request.key, request.number, request.thread_id
-            await run.ask(Ask(call_id, key, number, thread_id))
+        if is_new or not (request.decision or call_id in (await run.look()).asks):
+            await run.add(asks=asdict(ask))
 
     async def resolve(
         self, request: ApprovalRequest, result: dict[str, JsonValue]
@@ -324,12 +228,12 @@ class Requests:
         place, call = request.record.thread_id, request.record.call
 
         try:
-            record = await self._attempts.resolve(place, call, Outcome(result))
+            record = await self.attempts.resolve(place, call, Outcome(result))
         except UnknownCall:
             return None
 
-        await hint(self._cp, request=record.call.call_id)
-        return self.of(record)
+        await hint(self.cp, request=record.call.call_id)
+        return request_of(record)
 
     async def expire(self, request: ApprovalRequest) -> ApprovalRequest | None:
         """End an undecided request whose time is over, as `resolve` does."""
@@ -339,7 +243,7 @@ class Requests:
         """Take the approved requests of a completed effect off the list of runs."""
         for request in await self.all_of(key):
             if request.verdict == "approved":
-                await self.settle(request.run_thread or request.thread_id, request)
+                await self.settle(request.run_thread, request)
 
     async def settle(self, run_thread: str, request: ApprovalRequest) -> None:
         """Take a request off the list of runs: no run waits for it any more.
@@ -348,17 +252,17 @@ class Requests:
         """
         call_id = request.record.call.call_id
 
-        for lease in held_leases(self._cp):
+        for lease in held_leases(self.cp):
             if lease.thread_id == run_thread:
                 lease.seen.add(call_id)
                 return
 
         try:
-            async with thread_lease(self._cp, run_thread, timeout=0) as lease:
+            async with thread_lease(self.cp, run_thread, timeout=0) as lease:
                 lease.run_no_agent()
                 lease.seen.add(call_id)
         except LeaseTimeout:
-            await RunThread(self._cp, run_thread).add(settled=call_id)
+            await RunThread(self.cp, run_thread).add(settled=call_id)
         except CheckpointerError:
             # A worker runs the thread again, which replays the effect.
             log.warning("could not settle a request", exc_info=True)
@@ -369,29 +273,14 @@ def request_of(record: CallRecord) -> ApprovalRequest | None:
 
     Of an erased record, only its own key is known.
     """
-    if record.call.tool_name != APPROVAL:
+    args, names = record.call.args, () if record.erased else _STORED
+
+    if record.call.tool_name != APPROVAL or not args.keys() >= {*names}:
         return None
 
-    if record.erased:
-        return ApprovalRequest("", record.thread_id, "", {}, record.issued_at, record)
-
-    args: Any = record.call.args
-
-    if not args.keys() >= {"key", "tool", "args", "number", "run_thread"}:
-        return None
-
-    return ApprovalRequest(
-        args["key"],
-        record.thread_id,
-        args["tool"],
-        args["args"],
-        record.issued_at,
-        record,
-        args["number"],
-        args.get("expires_after"),
-        args["run_thread"],
-        tuple(args.get("editable", ())),
-    )
+    place = record.thread_id
+    stored = {"run_thread": place, **{name: args[name] for name in names}}
+    return ApprovalRequest(record, place, record.issued_at, **stored)
 
 
 async def waiting_tools(
@@ -406,14 +295,11 @@ async def waiting_tools(
     found: dict[str, str] = {}
 
     for thread_id in threads:
-        listed = await requests.of_thread(thread_id)
         asks = (await RunThread(cp, thread_id).look()).asks.values()
+        asked = [await requests.get(one.key, one.number) for one in asks]
 
-        for request in [*listed, *[await requests.of_ask(one) for one in asks]]:
-            if isinstance(request, CorruptThread):
-                raise request  # it may be that of any tool
-
-            if request == "gone":
+        for request in [*await requests.of_thread(thread_id), *asked]:
+            if request is None or request.record.erased:
                 continue
 
             if request.decision is None:

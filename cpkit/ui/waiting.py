@@ -43,7 +43,6 @@ _METHODS = {"approved": "approve", "denied": "deny", "withdrawn": "withdraw"}
 
 _REQUESTS_PER_PAGE = 50
 _WHY = 12  # messages beside a request: enough to see why the agent asks
-_MOST_REQUESTS = 10_000
 _LEASES = 200
 
 # Threads that one page looks at, so that a large store answers soon.
@@ -56,8 +55,7 @@ async def undecided(site: Site, request: Request) -> list[ApprovalRequest]:
         return []
 
     if not hasattr(request.state, "undecided"):
-        reading = site.ledger.requests(limit=_MOST_REQUESTS)
-        request.state.undecided = asyncio.ensure_future(reading)
+        request.state.undecided = asyncio.ensure_future(site.ledger.requests())
 
     found: list[ApprovalRequest] = await request.state.undecided
     return found
@@ -94,17 +92,22 @@ async def waiting(site: Site, request: Request) -> Page:
     needs(site, KeepsReceipts, "list its calls")
     after = request.query_params.get("after", "")
     listed = await undecided(site, request)
-    found = [one for one in listed if one.cursor > after][:limit]
+    found = [one for one in listed if _place(one) > after][:limit]
     damaged: list[str] = []
     return Page(
         "waiting.html",
         {
             "requests": [_request_data(one) for one in found],
-            "next": found[-1].cursor if len(found) == limit else None,
+            "next": _place(found[-1]) if len(found) == limit else None,
             "leases": await _leases(site, damaged),
             "damaged": damaged,
         },
     )
+
+
+def _place(request: ApprovalRequest) -> str:
+    """Return the place of a request in the list, after which the next page begins."""
+    return f"{request.requested_at.isoformat()} {request.record.call.call_id}"
 
 
 async def in_doubt(site: Site, request: Request) -> Page:
@@ -181,7 +184,6 @@ async def decide(site: Site, request: Request) -> Page:
             "reason": form.get("reason", "").strip() or None,
             "origin": _ORIGIN,
             "args": found.args,
-            "number": found.number,
         }
 
         if verdict == "approved":
@@ -381,7 +383,7 @@ def _request_data(request: ApprovalRequest) -> dict[str, Any]:
     expires = request.expires_at
     return {
         "thread_id": request.thread_id,
-        "run_thread": request.run_thread or request.thread_id,
+        "run_thread": request.run_thread,
         "request": request.record.call.idempotency_key,
         "key": request.key,
         "number": request.number,
@@ -398,7 +400,7 @@ async def _decided(site: Site, request: ApprovalRequest) -> dict[str, Any]:
     """Return a request, its decision, and the effect's latest attempt."""
     made = request.decision
     effect: CallRecord | None = await site.cp.find_call(request.key)
-    run_thread = request.run_thread or request.thread_id
+    run_thread = request.run_thread
     why = None
 
     if isinstance(site.cp, ReadsRanges):

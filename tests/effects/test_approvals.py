@@ -476,7 +476,7 @@ async def test_an_approval_that_is_used_too_late_does_not_count(
     # A person is asked again; the first approval does not come back.
     again = await ledger.ask_again(request.key)
     assert again.number == 2
-    assert await ledger.deny(request.key, number=2)
+    assert await ledger.deny(request.key)
     outcome = await registry.dispatch(thread, "charge", {"order": "7"})
     assert "denied" in str(outcome.content)
 
@@ -591,7 +591,7 @@ async def test_a_person_changes_the_arguments_that_the_policy_lets_them(
         await run()
 
     (request,) = await ledger.pending(thread)
-    assert request.editable == ("amount",)
+    assert request.editable == ["amount"]
 
     with pytest.raises(ValueError, match="'order'"):
         await ledger.approve(request.key, value={"order": "8"})
@@ -604,16 +604,6 @@ async def test_a_person_changes_the_arguments_that_the_policy_lets_them(
     assert record is not None
     assert record.call.args["args"] == {**ARGS, "amount": 7}
     assert record.call.args["asked"] == ARGS
-
-
-async def test_an_argument_that_does_not_exist_cannot_be_editable(
-    cp: Store, thread: str
-) -> None:
-    """The policy has a mistake, which is found before anything is recorded."""
-    ledger = quick(cp, requires_approval=lambda _: Approval(["amounts"]))
-
-    with pytest.raises(ValueError, match="'amounts'"):
-        await ledger.run(thread, "charge", ARGS, Shop().charge)
 
 
 async def test_a_withdrawn_request_is_gone(cp: Store, thread: str) -> None:
