@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import typing
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property, partial
@@ -25,7 +24,6 @@ from cpkit.effects.effect import (
     Handler,
     NoEffect,
     Options,
-    Verify,
     check_no_generator,
     copy_json,
     plan_effect,
@@ -48,27 +46,25 @@ __all__ = [
     "tool",
 ]
 
-SideEffects = Literal["read", "write"]
-
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 """Writes each value by its own type."""
+
+_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 
 class Tool:
     """A function that a model may call, with what it does to the world.
 
-    The function is sync or async, and takes its arguments by name. One parameter may be
-    annotated `Effect`. The model does not see this parameter: the ledger passes the
-    effect, with the key to pass downstream and the attempt. The result is JSON, or a
-    value that pydantic can write as JSON.
+    The function is sync or async, and takes its arguments by name. A parameter that is
+    annotated `Effect` gets the effect, and the model does not see it. The result is
+    JSON, or a value that pydantic can write as JSON.
 
-    A sync function runs in a worker thread, so that it does not block the event loop. A
-    thread cannot be cancelled: a cancelled run of a writing tool waits for its thread,
-    records the outcome, and ends as cancelled then.
+    A sync function runs in a worker thread, which cannot be cancelled: a cancelled run
+    of a writing tool waits for its thread, and records the outcome first.
 
     ``side_effects`` is ``"write"`` or ``"read"``. The other options are those of
-    `EffectLedger.run`; those that are left out are the ledger's. An option that does
-    not exist is a ``TypeError``.
+    `EffectLedger.run` that are not of one call. Wrong ones raise ``TypeError`` or
+    ``ValueError``.
     """
 
     def __init__(
@@ -76,7 +72,7 @@ class Tool:
         function: Callable[..., Any],
         *,
         name: str = "",
-        side_effects: SideEffects = "write",
+        side_effects: Literal["read", "write"] = "write",
         **options: Unpack[EffectOptions],
     ) -> None:
         if side_effects not in ("read", "write"):
@@ -84,53 +80,31 @@ class Tool:
                 f"side_effects must be 'read' or 'write', not {side_effects!r}"
             )
 
-        if not callable(function):
-            raise TypeError(f"a tool is made of a function, not {function!r:.80}")
-
         for one in ("idempotency_key", "tool_call_id"):
             if one in options:
                 raise TypeError(f"{one} is of one call, not of a tool; see key='call'")
 
         Options(**options)  # checks them
         self.function = function
+        self.signature = inspect.signature(function)
         self.name = name or function.__name__
         self.side_effects = side_effects
         self.options = options
         check_no_generator(f"tool {self.name!r}", function)
-        unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-        parameters = self._signature.parameters
 
-        for parameter in parameters.values():
-            if parameter.kind in unnamed:
-                raise TypeError(
-                    f"tool {self.name!r}: a model passes arguments by name, and "
-                    f"parameter {parameter.name!r} cannot be passed by name"
-                )
+        fields = options.get("key_fields") or ()
 
-        takes_any = any(
-            one.kind == inspect.Parameter.VAR_KEYWORD for one in parameters.values()
-        )
-        unknown = [name for name in self.key_fields if name not in parameters]
-
-        if unknown and not takes_any:
-            raise ValueError(
-                f"tool {self.name!r}: key_fields names "
-                f"{', '.join(map(repr, unknown))}, which are not parameters of it; "
-                f"it has {', '.join(map(repr, parameters)) or 'none'}"
-            )
+        try:
+            self.signature.bind(**dict.fromkeys(self.signature.parameters))
+            self.signature.bind_partial(**dict.fromkeys(fields))
+        except TypeError as exc:
+            raise TypeError(
+                f"tool {self.name!r}: a model passes arguments by name, and key_fields "
+                f"names some of them: {exc}"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<Tool {self.name!r}>"
-
-    @property
-    def verify(self) -> Verify | None:
-        """The function that says whether an effect of this tool landed."""
-        return self.options.get("verify")
-
-    @property
-    def key_fields(self) -> Sequence[str]:
-        """The arguments that name an effect; empty if all do."""
-        return self.options.get("key_fields") or ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, without a ledger."""
@@ -146,14 +120,17 @@ class Tool:
         """The JSON schema of the arguments."""
         return self._validator.json_schema()
 
-    def validated(self, args: Mapping[str, JsonValue]) -> dict[str, Any]:
+    def validated(self, args: Mapping[str, JsonValue] | str) -> dict[str, Any]:
         """Return the arguments as the function takes them, with defaults filled in.
 
-        Raises pydantic's ``ValidationError``.
+        They are an object, or the JSON text of one. Raises pydantic's
+        ``ValidationError``.
         """
-        valid: dict[str, Any] = self._validator.validate_python(
-            ArgsKwargs((), dict(args))
-        )
+        if isinstance(args, str):
+            args = _OBJECT.validate_json(args)
+
+        named: Any = ArgsKwargs((), _OBJECT.validate_python(args))
+        valid: dict[str, Any] = self._validator.validate_python(named)
         return valid
 
     async def execute(self, args: Mapping[str, Any], effect: Effect | None) -> Any:
@@ -171,19 +148,11 @@ class Tool:
         ledger: RunsEffects,
         thread_id: str,
         valid: Mapping[str, Any],
-        options: EffectOptions,
+        **options: Unpack[EffectOptions],
     ) -> EffectPlan:
         """Return the effect of a call with these validated arguments."""
         merged = ledger.options.merged({**self.options, **options})
         return plan_effect(thread_id, self.name, arguments_json(valid), merged)
-
-    async def handle(self, effect: Effect) -> Any:
-        """Run an effect with the recorded arguments; a person may have changed them."""
-        return await self.execute(self.validated(effect.args), effect)
-
-    @cached_property
-    def _signature(self) -> inspect.Signature:
-        return inspect.signature(self.function)
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
@@ -191,14 +160,9 @@ class Tool:
 
     @cached_property
     def _effect_name(self) -> str | None:
-        return next(
-            (
-                name
-                for name, hint in self._hints.items()
-                if name != "return" and hint in (Effect, Effect | None)
-            ),
-            None,
-        )
+        effects = Effect, Effect | None
+        names = self.signature.parameters
+        return next((one for one in names if self._hints.get(one) in effects), None)
 
     @cached_property
     def _validator(self) -> TypeAdapter[Any]:
@@ -207,18 +171,13 @@ class Tool:
         def arguments(**named: Any) -> dict[str, Any]:
             return named
 
-        hints = {
-            name: self._hints.get(name, Any)
-            for name in self._signature.parameters
+        shown = [
+            one.replace(annotation=self._hints.get(name, Any))
+            for name, one in self.signature.parameters.items()
             if name != self._effect_name
-        }
-        parameters = [
-            parameter.replace(annotation=hints[name])
-            for name, parameter in self._signature.parameters.items()
-            if name in hints
         ]
-        vars(arguments)["__signature__"] = inspect.Signature(parameters)
-        arguments.__annotations__ = hints
+        vars(arguments)["__signature__"] = inspect.Signature(shown)
+        arguments.__annotations__ = {one.name: one.annotation for one in shown}
         adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", arguments))
         return adapter
 
@@ -228,23 +187,16 @@ def tool(function: Callable[..., Any], /, **options: Any) -> Tool: ...
 @overload
 def tool(**options: Any) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a `Tool` from a function: as a decorator with or without options, or called.
-
-    The options are those of `Tool`.
-    """
+    """Make a `Tool` from a function: as a decorator, or called; with its options."""
     return partial(Tool, **options) if function is None else Tool(function, **options)
 
 
 async def call_function(call: partial[Any], *, may_be_left: bool = False) -> Any:
-    """Call a function, a sync one in a worker thread; return its result as JSON.
-
-    A cancelled caller waits for the thread, unless it ``may_be_left``.
-    """
+    """Call a function, a sync one in a worker thread; return its result as JSON."""
     if inspect.iscoroutinefunction(call.func):
         result = await call()
     else:
-        run = asyncio.to_thread if may_be_left else _to_thread_to_the_end
-        result = await run(partial(_call, call))
+        result = await _in_thread(call, may_be_left)
 
         if inspect.isawaitable(result):
             result = await result
@@ -256,36 +208,33 @@ async def call_function(call: partial[Any], *, may_be_left: bool = False) -> Any
         raise SerializationError(("result",), exception_message(exc)) from exc
 
 
-def _call(function: Callable[[], Any]) -> Any:
-    """Call a function in a thread; its ``StopIteration`` is a ``RuntimeError``.
+async def _in_thread(call: Callable[[], Any], may_be_left: bool) -> Any:
+    """Run a function in a thread; wait for it also if the caller is cancelled.
 
-    asyncio cannot pass it on: before Python 3.11.8 and 3.12.2, its caller waits for
-    ever.
+    Then the cancellation is raised at the caller's next await: an effect must not go on
+    in a thread while another process takes it for dead.
     """
-    try:
-        return function()
-    except StopIteration as exc:
-        raise RuntimeError("the tool raised StopIteration") from exc
 
+    def run() -> Any:
+        try:
+            return call()
+        except StopIteration as exc:
+            # Before Python 3.11.8 and 3.12.2, asyncio would wait for ever.
+            raise RuntimeError("the tool raised StopIteration") from exc
 
-async def _to_thread_to_the_end(call: Callable[[], Any]) -> Any:
-    """Run a function in a thread; return its result even if the caller is cancelled.
-
-    The cancellation is raised at the caller's next await, when the result is known. An
-    effect must not go on in a thread while another process takes it for dead.
-    """
-    loop = asyncio.get_running_loop()
     # Not a task: the end of asyncio.run cancels all tasks, and no thread.
-    work = loop.run_in_executor(None, copy_context().run, call)
+    loop, caller = asyncio.get_running_loop(), asyncio.current_task()
+    work = loop.run_in_executor(None, copy_context().run, run)
     cancelled = False
 
     while not work.done():
         try:
             await asyncio.wait({work})
         except asyncio.CancelledError:
-            cancelled = True
+            if may_be_left:
+                raise
 
-    caller = asyncio.current_task()
+            cancelled = True
 
     if cancelled and caller is not None:
         caller.uncancel()
@@ -396,16 +345,14 @@ class ToolRegistry:
     ) -> ToolOutcome:
         """Run a model's tool call, or replay it.
 
-        ``args`` is an object, or the JSON text of one, as models hand it over.
-
-        These are outcomes with ``is_error``: an unknown tool, arguments that fit
-        neither the signature nor a record (then nothing is recorded), a failure, and a
-        denial. Raises ``EffectTimeout``, ``EffectErased`` and what the store raises:
-        these errors are for the agent, not for the model.
-
-        A read-only tool runs each time and is not recorded. A writing tool is an effect
+        ``args`` is an object, or the JSON text of one, as models hand it over. A
+        read-only tool runs each time and is not recorded. A writing tool is an effect
         of the ledger. Its validated arguments, with defaults filled in, name the
         effect, people approve them, and the function gets exactly what was recorded.
+
+        These are outcomes with ``is_error``: an unknown tool, arguments that fit
+        neither the signature nor a record, a failure, and a denial. Raises for the
+        agent ``EffectTimeout``, ``EffectErased`` and what the store raises.
         """
         tool = self._tools.get(name)
 
@@ -414,58 +361,30 @@ class ToolRegistry:
             return ToolOutcome(f"unknown tool {name!r}; known tools: {known}", True)
 
         try:
-            valid = tool.validated(_parsed(args))
-        except (ValidationError, TypeError) as exc:
+            valid = tool.validated(args)
+
+            if tool.side_effects == "read":
+                return await _read(tool, valid)
+
+            # A function with ``**arguments`` may be called without one of them.
+            for field in tool.options.get("key_fields") or ():
+                if field not in valid:
+                    raise TypeError(f"{field!r} must be given")
+
+            plan = tool.plan(self.ledger, thread_id, valid, tool_call_id=tool_call_id)
+            # The function gets them from the record, which people approve.
+            recorded = tool.validated(plan.effect.args)
+
+            if lost := [one for one in valid if recorded.get(one, tool) != valid[one]]:
+                raise TypeError(
+                    f"the JSON of {lost[0]!r} does not keep everything, so another "
+                    "process could not run the same call; is a field excluded, renamed "
+                    "or masked there?"
+                )
+        except (ValidationError, TypeError, SerializationError) as exc:
             return ToolOutcome(f"arguments of {name!r}: {_problems(exc)}", True)
 
-        if tool.side_effects == "read":
-            return await _read(tool, valid)
-
-        return await _write(self.ledger, thread_id, tool, valid, tool_call_id)
-
-
-async def _write(
-    ledger: RunsEffects,
-    thread_id: str,
-    tool: Tool,
-    valid: dict[str, Any],
-    tool_call_id: str | None,
-) -> ToolOutcome:
-    # A function with ``**arguments`` may be called without one that names the effect.
-    missing = [name for name in tool.key_fields if name not in valid]
-
-    if missing:
-        names = ", ".join(map(repr, missing))
-        return ToolOutcome(f"arguments of {tool.name!r}: {names} must be given", True)
-
-    try:
-        plan = tool.plan(ledger, thread_id, valid, {"tool_call_id": tool_call_id})
-        _check_recorded(tool, valid, plan.effect.args)
-    except SerializationError as exc:
-        return ToolOutcome(f"arguments of {tool.name!r}: {exc}", True)
-
-    return await _execute(ledger, plan, tool)
-
-
-def _check_recorded(
-    tool: Tool, valid: dict[str, Any], args: Mapping[str, JsonValue]
-) -> None:
-    """Raise ``SerializationError`` unless the record has all of the arguments.
-
-    The function gets them from the record, which people approve.
-    """
-    try:
-        recorded = tool.validated(args)
-    except ValidationError as exc:
-        raise SerializationError(("args",), _problems(exc)) from exc
-
-    for name, value in valid.items():
-        if recorded.get(name, tool) != value:
-            raise SerializationError(
-                ("args", name),
-                "its JSON does not keep everything, so another process could not run "
-                "the same call; is a field excluded, renamed or masked there?",
-            )
+        return await _execute(self.ledger, plan, tool)
 
 
 async def run_recorded(
@@ -481,29 +400,20 @@ async def run_recorded(
     """
     effect, asked = effect_of(record), asked_args(record)
 
-    if effect is None or not isinstance(asked, dict):
+    if effect is None:
         return None
 
-    options: EffectOptions = {
-        "tool_call_id": effect.tool_call_id,
-        "approval_timeout": 0,
-    }
-    change = None
-
     try:
-        plan = tool.plan(ledger, effect.thread_id, tool.validated(asked), options)
+        place, valid = (ledger, effect.thread_id), tool.validated(asked)
+        named = effect.tool_call_id
+        plan = tool.plan(*place, valid, tool_call_id=named, approval_timeout=0)
         key, _ = await attempts.newest(plan.effect.key)
-    except (ValueError, TypeError, CheckpointerError) as exc:
-        change = str(exc)
-    else:
-        # Fields that are not in the key may differ too, if the tool has changed.
-        if canonical_json(plan.effect.args) != canonical_json(asked):
-            change = "its arguments would change"
-        elif key != effect.key:
-            change = "it would be another effect now"
 
-    if change is not None:
-        log.warning("%s is not run again: %s", tool.name, change)
+        # Fields that are not in the key may differ too, if the tool has changed.
+        if key != effect.key or plan.effect.args != asked:
+            raise ValueError("it would be another effect now")
+    except (ValueError, TypeError, CheckpointerError) as exc:
+        log.warning("%s is not run again: %s", tool.name, exc)
         return None
 
     try:
@@ -513,30 +423,18 @@ async def run_recorded(
 
 
 async def _execute(ledger: RunsEffects, plan: EffectPlan, tool: Tool) -> ToolOutcome:
+    def handler(effect: Effect) -> Awaitable[Any]:
+        # The recorded arguments, which a person may have changed.
+        return tool.execute(tool.validated(effect.args), effect)
+
     try:
-        result = await ledger.execute(plan, tool.handle)
+        result = await ledger.execute(plan, handler)
     except (EffectDenied, PayloadTooLarge) as exc:
         return ToolOutcome(str(exc), True)
 
     is_error = result.error is not None
     content = result.value if result.error is None else _message(result.error)
     return ToolOutcome(content, is_error, result.replayed, result.record)
-
-
-def _parsed(args: Mapping[str, JsonValue] | str) -> Mapping[str, JsonValue]:
-    """Return arguments that may be JSON text; raise ``TypeError`` for another value."""
-    found: object = args
-
-    if isinstance(args, str):
-        try:
-            found = json.loads(args)
-        except (ValueError, RecursionError) as exc:
-            raise TypeError(f"not JSON: {exc}") from None
-
-    if not isinstance(found, Mapping):
-        raise TypeError(f"must be a JSON object, not {args!s:.40}")
-
-    return found
 
 
 async def _read(tool: Tool, valid: dict[str, Any]) -> ToolOutcome:
@@ -548,19 +446,16 @@ async def _read(tool: Tool, valid: dict[str, Any]) -> ToolOutcome:
 
 def _message(exc: Exception) -> str:
     """Return the message for the model about any exception."""
-    message = exception_message(exc)
-
     if isinstance(exc, EffectFailed):
         return str(exc)
 
-    if isinstance(exc, NoEffect):
-        return f"nothing happened: {message}"
+    is_harmless = isinstance(exc, NoEffect)
+    kind = "nothing happened" if is_harmless else type(exc).__qualname__
+    return f"{kind}: {exception_message(exc)}"
 
-    return f"{type(exc).__qualname__}: {message}"
 
-
-def _problems(exc: ValidationError | TypeError) -> str:
-    if isinstance(exc, TypeError):
+def _problems(exc: ValidationError | TypeError | SerializationError) -> str:
+    if not isinstance(exc, ValidationError):
         return str(exc)
 
     return "; ".join(

@@ -321,7 +321,7 @@ async def test_the_function_gets_what_people_approved(cp: Store, thread: str) ->
     key = ledger.key(thread, "pay", {"order": {"amount": 10}})
 
     async def requested() -> bool:
-        return any(one.key == key for one in await ledger.requests(limit=1_000))
+        return any(one.key == key for one in await ledger.requests())
 
     await until(requested)
     args["order"]["amount"] = 9999
@@ -754,7 +754,7 @@ async def test_what_cannot_be_called_is_refused_when_it_is_given(
     with pytest.raises(TypeError, match="@tool"):
         ToolRegistry(quick(cp), [plain])  # type: ignore[list-item]
 
-    with pytest.raises(ValueError, match="'fligth', which are not parameters"):
+    with pytest.raises(TypeError, match="key_fields names some .* 'fligth'"):
         tool(key_fields=["fligth"])(plain)
 
     with pytest.raises(TypeError, match="list of argument names"):
@@ -763,7 +763,7 @@ async def test_what_cannot_be_called_is_refused_when_it_is_given(
     with pytest.raises(TypeError, match="verify must take"):
         tool(verify=no_parameter)(plain)
 
-    with pytest.raises(TypeError, match="a tool is made of a function"):
+    with pytest.raises(TypeError, match="'book' is not a callable"):
         tool("book")  # type: ignore[call-overload]
 
     with pytest.raises(TypeError, match="verified"):

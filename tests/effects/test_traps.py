@@ -110,7 +110,11 @@ async def test_options_of_a_tool_that_is_made_by_a_call_count(
         return Landed("found")
 
     made = tool(search, verify=verify, side_effects="read", name="look", timeout=5)
-    assert (made.verify, made.side_effects, made.name) == (verify, "read", "look")
+    assert (made.options.get("verify"), made.side_effects, made.name) == (
+        verify,
+        "read",
+        "look",
+    )
     assert made.options == {"verify": verify, "timeout": 5}
 
 
