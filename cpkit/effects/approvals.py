@@ -6,13 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
-from cpkit.effects.effect import (
-    Approval,
-    EffectPlan,
-    Policy,
-    call_callback,
-    handling,
-)
+from cpkit.effects.effect import Approval, EffectPlan, Policy, call_callback, handling
 from cpkit.effects.errors import (
     ApprovalExpired,
     ApprovalWithdrawn,
@@ -39,10 +33,7 @@ class Approvals:
     """Asks for the approvals of a ledger's runs."""
 
     def __init__(
-        self,
-        requests: Requests,
-        policy: Policy | None,
-        notify: Notifier | None,
+        self, requests: Requests, policy: Policy | None, notify: Notifier | None
     ) -> None:
         self._requests = requests
         self._attempts = requests.attempts

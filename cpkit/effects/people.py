@@ -9,18 +9,8 @@ from typing import Any, TypedDict, Unpack
 
 from cpkit.driver.ids import check_id
 from cpkit.effects.attempts import Attempts
-from cpkit.effects.effect import (
-    Verdict,
-    reopen_key,
-    reopened_key,
-)
-from cpkit.effects.records import (
-    REOPEN,
-    Outcome,
-    effect_of,
-    failure_of,
-    fresh_call_id,
-)
+from cpkit.effects.effect import Verdict, reopen_key, reopened_key
+from cpkit.effects.records import REOPEN, Outcome, effect_of, failure_of, fresh_call_id
 from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.lease import this_process
 from cpkit.protocol import Checkpointer
@@ -31,10 +21,7 @@ __all__ = ["DecisionOptions", "ForPeople", "Signature"]
 
 
 class Signature(TypedDict, total=False):
-    """Who decides, why, and from where; all three are recorded.
-
-    The origin is by default this host and process.
-    """
+    """Who decides, why, and from where: by default this host and process."""
 
     by: str | None
     reason: str | None
@@ -92,11 +79,7 @@ class ForPeople:
         return _selected(key, await self._requests.all_of(check_id("key", key)), args)
 
     async def approve(
-        self,
-        key: str,
-        *,
-        value: JsonValue = None,
-        **options: Unpack[DecisionOptions],
+        self, key: str, *, value: JsonValue = None, **options: Unpack[DecisionOptions]
     ) -> bool:
         """Approve the request of the effect with this key.
 
@@ -256,9 +239,7 @@ def _signed(options: Signature) -> dict[str, JsonValue]:
 
 
 def _selected(
-    key: str,
-    requests: list[ApprovalRequest],
-    args: Mapping[str, JsonValue] | None,
+    key: str, requests: list[ApprovalRequest], args: Mapping[str, JsonValue] | None
 ) -> ApprovalRequest | None:
     """Return the newest of an effect's requests with these arguments, or ``None``."""
     requests = [one for one in requests if not one.record.erased] or requests

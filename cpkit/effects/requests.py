@@ -208,10 +208,7 @@ class Requests:
     async def list_for(
         self, request: ApprovalRequest, run_thread: str, *, is_new: bool = False
     ) -> None:
-        """Record that a run waits for a request, unless it is decided or on the list.
-
-        Another run asked, or died before it recorded this.
-        """
+        """Record that a run waits for a request, unless it is decided or listed."""
         call_id, run = request.record.call.call_id, RunThread(self.cp, run_thread)
         ask = Ask(call_id, request.key, request.number, request.thread_id)
 
@@ -303,9 +300,7 @@ async def waiting_tools(
                 continue
 
             if request.decision is None:
-                found[request.tool] = (
-                    "its approval request is undecided; approve or deny it"
-                )
+                found[request.tool] = "its approval request is undecided; decide it"
             elif request.verdict == "approved":
                 holder = await attempts.find(request.key)
 

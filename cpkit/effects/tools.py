@@ -388,10 +388,7 @@ class ToolRegistry:
 
 
 async def run_recorded(
-    ledger: RunsEffects,
-    attempts: Attempts,
-    tool: Tool,
-    record: CallRecord,
+    ledger: RunsEffects, attempts: Attempts, tool: Tool, record: CallRecord
 ) -> ToolOutcome | None:
     """Run a tool with the arguments of a record again, without waiting for people.
 
