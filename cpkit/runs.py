@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -261,7 +261,8 @@ def state_of(data: CheckpointData[Any] | None) -> RunState:
             case {"wake": {"why": str(why), **rest}}:
                 wakes.append(_wake_of(why, rest, position))
             case {"asks": dict(asked)}:
-                asks[str(asked["request"])] = Ask(**asked)
+                ask = Ask(*(asked[one.name] for one in fields(Ask)))
+                asks[ask.request] = ask
             case {"settled": str(request)}:
                 asks.pop(request, None)
             case {"ran": list(done), "saw": list(saw)}:

@@ -189,7 +189,9 @@ class Approvals:
                 break
 
         note_effect(leases, plan.key, "running")
-        return None if ended is None or ended.record.erased else ended
+        # It may be erased now. Or it was forgotten, and the key is another request's.
+        is_same = ended is not None and ended.record.call == request.record.call
+        return ended if is_same else None
 
     async def _notify_once(
         self, plan: EffectPlan, request: ApprovalRequest

@@ -529,6 +529,37 @@ async def test_asking_again_twice_is_one_request(cp: Store, thread: str) -> None
     assert late.result().number == early.number == 2
 
 
+async def test_a_run_is_not_approved_by_a_request_for_other_arguments(
+    cp: Store, thread: str
+) -> None:
+    """Its own was forgotten, and another run's request has the same key since."""
+    shop, open_gate = Shop(), asyncio.Event()
+    open_gate.set()
+    slow = Plain(cp)
+
+    async def find_call(key: str) -> Any:
+        await open_gate.wait()
+        return await cp.find_call(key)
+
+    slow.find_call = find_call
+    ledger = careful(slow, approval_timeout=None, key_fields=["order"])
+    run = asyncio.create_task(ledger.run(thread, "charge", ARGS, shop.charge))
+
+    async def asks() -> bool:
+        return any(one.args == ARGS for one in await quick(cp).pending(thread))
+
+    await until(asks)
+    open_gate.clear()
+    await cp.delete_thread(thread, forget_keys=True)
+    key = await ask(cp, thread, {"order": "7", "amount": 1}, key_fields=["order"])
+    assert await quick(cp).approve(key)
+    open_gate.set()
+    await until(asks)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    assert shop.effects == []
+
+
 async def test_a_cancelled_notifier_is_called_again_by_another_run(
     cp: Store, thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
