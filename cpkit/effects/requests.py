@@ -197,7 +197,8 @@ class Requests:
         record = await self.attempts.claim(thread_id, call)
         request = None if record is None else request_of(record)
 
-        if request is None or request.record.call.call_id != call.call_id:
+        # Another run's, or erased since: the answer may have come late.
+        if request is None or request.record.call != call:
             return None
 
         since = timedelta(seconds=asyncio.get_running_loop().time())

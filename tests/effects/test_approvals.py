@@ -34,7 +34,7 @@ from cpkit.effects import (
     requests,
     tool,
 )
-from tests.effects.shop import Shop, Store, claim, decision_on, quick, until
+from tests.effects.shop import Plain, Shop, Store, claim, decision_on, quick, until
 from tests.simulation.loop import simulated_loop
 
 ARGS: dict[str, JsonValue] = {"order": "7", "amount": 5000}
@@ -317,6 +317,25 @@ async def test_an_erased_approval_does_not_count(cp: Store, thread: str) -> None
         assert not await ledger.approve(ledger.key(thread, "charge", args))
 
     assert shop.effects == []
+
+
+async def test_an_approval_that_is_erased_before_the_answer_does_not_count(
+    cp: Store, thread: str
+) -> None:
+    """The store answers the run's request late, and it was decided and erased since."""
+    key = quick(cp).key(thread, "charge", ARGS)
+    slow = Plain(cp)
+
+    async def record_issued(thread_id: str, call: ToolCall) -> Any:
+        held = await cp.record_issued(thread_id, call)
+        assert await quick(cp).approve(key)
+        await cp.delete_thread(thread)
+        return held
+
+    slow.record_issued = record_issued
+
+    with pytest.raises(EffectErased, match="approval"):
+        await careful(slow).run(thread, "charge", ARGS, Shop().charge)
 
 
 async def test_a_malformed_decision_does_not_approve(cp: Store, thread: str) -> None:
