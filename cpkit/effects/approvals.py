@@ -104,22 +104,22 @@ class Approvals:
     ) -> ApprovalRequest:
         """Return the newest request for exactly the plan's arguments, or record one.
 
-        A withdrawn one counts for the runs that waited then, and no others.
+        A withdrawn one counts for the runs that waited then, and no kept.
         """
         effect, run_thread = plan.effect, self._run_thread(plan)
 
         while True:
             found = await self._requests.all_of(effect.key)
-            number = len(found) + 1
+            kept = [one for one in found if not one.is_gone]
+            same = [one for one in kept if one.same_args(effect.args)]
+            is_live = same and same[-1].verdict in ("undecided", "approved")
 
-            if found and found[-1].record.erased:
+            # None follows a live request. Else an erased one may be its successor.
+            if found and found[-1].record.erased and not is_live:
                 status = found[-1].record.status
                 raise EffectErased(effect.key, effect.tool, status, "approval")
 
-            found = [one for one in found if not one.is_gone]
-            same = [one for one in found if one.same_args(effect.args)]
-
-            if plan.kind == "given" and len(same) < len(found):
+            if plan.kind == "given" and len(same) < len(kept):
                 raise KeyReused(effect.key, effect.tool)
 
             if same:
@@ -133,7 +133,7 @@ class Approvals:
                 "run_thread": run_thread,
                 "editable": [*editable],
             }
-            place = effect.thread_id, effect.key, number
+            place = effect.thread_id, effect.key, len(found) + 1
 
             if request := await self._requests.create(*place, asked):
                 return request

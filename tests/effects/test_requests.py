@@ -229,6 +229,23 @@ async def test_a_request_behind_an_undecided_one_is_found_by_its_arguments(
     assert await ledger.run(thread, "charge", ARGS, Shop().charge, **order)
 
 
+async def test_an_erased_request_does_not_hide_an_undecided_one(
+    cp: Any, thread: str
+) -> None:
+    """Of two requests of one effect, the decided one was erased by a policy."""
+    order: Any = {"key_fields": ["order"]}
+    other: dict[str, JsonValue] = {"order": "7", "amount": 1}
+    key = await ask(cp, thread, **order)
+    assert await ask(cp, thread, other, **order) == key
+    assert await quick(cp).deny(key, args=other)
+    assert await cp.erase_calls(thread, datetime.now(UTC) + timedelta(days=1)) == 1
+    assert await ask(cp, thread, **order) == key
+    assert await quick(cp).approve(key)
+    shop = Shop()
+    await careful(cp, **order).run(thread, "charge", ARGS, shop.charge)
+    assert len(shop.effects) == 1
+
+
 async def test_a_restored_request_is_decided_and_listed_again(
     cp: Store, thread: str
 ) -> None:
