@@ -185,7 +185,7 @@ class Approvals:
 
                 # Not a detector of silence: this wait has no holder.
                 assert not isinstance(found, StaleDetector)
-                ended = None if found is None else request_of(found)
+                ended = request_of(found)
                 break
 
         note_effect(leases, plan.key, "running")
@@ -196,10 +196,7 @@ class Approvals:
     async def _notify_once(
         self, plan: EffectPlan, request: ApprovalRequest
     ) -> Exception | None:
-        """Call the notifier, once for this request in this process; return its error.
-
-        After an error it is called again by the next look of any run that waits.
-        """
+        """Call the notifier, once for a request in this process; return its error."""
         mark = request.record.call.call_id
 
         if mark in self._told:

@@ -128,8 +128,7 @@ class Requests:
 
     async def get(self, key: str, number: int) -> ApprovalRequest | None:
         """Return one request, or ``None``."""
-        record = await self.attempts.find(request_key(key, number))
-        return None if record is None else request_of(record)
+        return request_of(await self.attempts.find(request_key(key, number)))
 
     async def all_of(self, key: str) -> list[ApprovalRequest]:
         """Return the requests of an effect, oldest first."""
@@ -194,8 +193,7 @@ class Requests:
         args = {**asked, "key": key, "number": number}
         own_key = request_key(key, number)
         call = ToolCall(fresh_call_id("approval"), APPROVAL, args, own_key)
-        record = await self.attempts.claim(thread_id, call)
-        request = None if record is None else request_of(record)
+        request = request_of(await self.attempts.claim(thread_id, call))
 
         # Another run's, or erased since: the answer may have come late.
         if request is None or request.record.call != call:
@@ -266,18 +264,20 @@ class Requests:
             log.warning("could not settle a request", exc_info=True)
 
 
-def request_of(record: CallRecord) -> ApprovalRequest | None:
+def request_of(record: CallRecord | None) -> ApprovalRequest | None:
     """Return the approval request of a record, or ``None`` for another call.
 
     Of an erased record, only its own key is known.
     """
-    args, names = record.call.args, () if record.erased else _STORED
-
-    if record.call.tool_name != APPROVAL or not args.keys() >= {*names}:
+    if record is None or record.call.tool_name != APPROVAL:
         return None
 
-    place = record.thread_id
-    stored = {"run_thread": place, **{name: args[name] for name in names}}
+    place, args = record.thread_id, record.call.args
+    stored = {"run_thread": place, **{n: args[n] for n in _STORED if n in args}}
+
+    if not (record.erased or args.keys() >= {*_STORED}):
+        return None
+
     return ApprovalRequest(record, place, record.issued_at, **stored)
 
 
