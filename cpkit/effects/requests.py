@@ -168,8 +168,7 @@ class Requests:
     async def seconds_left(self, request: ApprovalRequest) -> float:
         """Return the time until a request expires; ``inf`` if it never does.
 
-        By the store's clock, which is read once: a wrong wall clock ends none. If the
-        store does not show its clock, the whole time is left.
+        By the store's clock, read once; if the store shows none, all of it is left.
         """
         if request.expires_at is None:
             return inf
@@ -185,11 +184,7 @@ class Requests:
     async def create(
         self, thread_id: str, key: str, number: int, asked: Mapping[str, JsonValue]
     ) -> ApprovalRequest | None:
-        """Record a request in a thread; return ``None`` if its number is taken.
-
-        Then it is put on the list of runs. If this process dies in between, the next
-        run of the effect does that.
-        """
+        """Record a request and list it for its run; ``None`` if the number is taken."""
         args = {**asked, "key": key, "number": number}
         own_key = request_key(key, number)
         call = ToolCall(fresh_call_id("approval"), APPROVAL, args, own_key)
@@ -217,10 +212,7 @@ class Requests:
     async def resolve(
         self, request: ApprovalRequest, result: dict[str, JsonValue]
     ) -> ApprovalRequest | None:
-        """Record a decision; return the request as it is decided now.
-
-        ``None`` if it was deleted with ``forget_keys``.
-        """
+        """Record a decision; return the request as it is now, ``None`` if forgotten."""
         place, call = request.record.thread_id, request.record.call
 
         try:

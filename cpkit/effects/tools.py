@@ -103,9 +103,6 @@ class Tool:
                 f"names some of them: {exc}"
             ) from None
 
-    def __repr__(self) -> str:
-        return f"<Tool {self.name!r}>"
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, without a ledger."""
         return self.function(*args, **kwargs)
