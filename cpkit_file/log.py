@@ -243,7 +243,7 @@ class Log:
             cut = block.rfind(b"\n") + 1
 
             if not cut and len(block) == length:  # a line that is longer
-                length *= 8
+                length *= 2
                 continue
 
             block = block[:cut]

@@ -103,6 +103,11 @@ def prepare(path: str, store: str) -> FileSystem:
         if not os.path.isdir(folder := os.path.join(path, name)):
             create_folder(folder)  # a copy may lack what was empty
 
+        # Two containers with registers of their own would both get a key.
+        if file_system(folder).mount != (system := file_system(path)).mount:
+            problem = f"{folder} is mounted alone, and keys and calls belong together"
+            raise StoreFailure("rejected", f"{problem}: mount the folder above")
+
     if len(os.listdir(folder)) < 256:
         for number in range(256):
             register = os.path.join(folder, f"{number:02x}.jsonl")
@@ -110,7 +115,6 @@ def prepare(path: str, store: str) -> FileSystem:
 
         sync_folder(folder)
 
-    system = file_system(os.path.join(path, THREADS))
     system.warn()
     return system
 

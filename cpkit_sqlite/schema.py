@@ -73,15 +73,22 @@ class File:
         self.system = file_system(folder)
 
         if file_system(path).mount != self.system.mount:
-            problem = f"{path} is mounted alone, without its -wal file"
-            reason = f"{problem}, so that writes would be lost: mount its folder"
-            raise StoreFailure("rejected", reason)
+            problem = "is mounted alone, without its -wal file"
+            cure = "mount its folder"
+        elif self.is_writable and (names := os.stat(path).st_nlink) > 1:
+            problem = f"has {names} names (hard links), each with its own -wal"
+            cure = "remove the others, or copy the file"
+        else:
+            with suppress(FileNotFoundError):
+                self._check_log(f"{path}-wal", folder)
 
-        with suppress(FileNotFoundError):
-            self._check_log(f"{path}-wal")
+            return
 
-    def _check_log(self, log: str) -> None:
-        """Refuse a log of another state, before SQLite applies it to the file.
+        reason = f"{path} {problem}, so that writes would be lost: {cure}"
+        raise StoreFailure("rejected", reason)
+
+    def _check_log(self, log: str, folder: str) -> None:
+        """Refuse a log of another state, or one that SQLite cannot read.
 
         A crash left it, and an older file was restored beside it: a page of the log's
         last commit is in neither (sqlite.org/fileformat2.html#walformat). A restored
@@ -104,6 +111,13 @@ class File:
             cure = f"delete {log} and {self.path}-shm, and restore the file again"
             reason = f"its -wal file belongs to another state, before a restore: {cure}"
             raise CorruptThread("", self.path, reason)
+
+        can_map = os.path.exists(f"{self.path}-shm") or os.access(folder, os.W_OK)
+
+        if frames and not can_map:
+            reason = "SQLite cannot read the -wal file where it cannot create a file"
+            cure = f"copy {self.path} and {log} to a folder that may be written"
+            raise StoreFailure("rejected", f"{reason}: {cure}")
 
     def opened(self) -> None:
         """Note which files SQLite has opened.

@@ -190,6 +190,29 @@ async def test_a_folder_that_is_mounted_may_be_used_under_both_names(
         assert await other.append("t", [{}]) == 2
 
 
+async def test_a_file_with_two_names_is_refused(tmp_path: Path) -> None:
+    """Each name would have its own -wal file; one name is enough again."""
+    path = tmp_path / "agent.db"
+
+    async with open_checkpointer(f"sqlite:///{path}") as cp:
+        await cp.append("t", [{}])
+
+    other = tmp_path / "other.db"
+    other.hardlink_to(path)
+    before = path.read_bytes()
+
+    for name in (path, other):
+        with pytest.raises(BackendUnavailable, match="2 names .* copy the file"):
+            await open_checkpointer(f"sqlite:///{name}").__aenter__()
+
+    assert path.read_bytes() == before
+    assert {one.name for one in tmp_path.iterdir()} == {"agent.db", "other.db"}
+    path.unlink()
+
+    async with open_checkpointer(f"sqlite:///{other}") as cp:
+        assert await cp.append("t", [{}]) == 2
+
+
 @pytest.mark.parametrize("name", ["threads", "used-keys"])
 async def test_a_part_of_a_folder_of_logs_that_is_mounted_alone_is_refused(
     mount: Any, tmp_path: Path, name: str

@@ -639,17 +639,19 @@ async def test_a_log_of_a_crash_is_applied(tmp_path: Path) -> None:
         assert await cp.read("latest") == [{"n": 1}]
 
 
-async def test_a_log_that_may_only_be_read_is_read_in_another_folder(
+async def test_a_snapshot_that_may_only_be_read_says_how_to_read_its_log(
     tmp_path: Path,
 ) -> None:
-    """SQLite needs a -shm file beside it, and cannot create it in a snapshot."""
+    """SQLite needs a -shm file beside it, and cannot create it there."""
     (tmp_path / "data").mkdir()
     path = tmp_path / "data" / "agent.db"
     await left_behind(path)
     place = tmp_path / "snapshot"
 
     with mounted(place, "mount", "--bind", "-o", "ro", path.parent):
-        with pytest.raises(BackendUnavailable, match="unable to open data") as got:
+        with pytest.raises(
+            BackendUnavailable, match=f"copy {place}/agent.db and"
+        ) as got:
             await Store(place / "agent.db").__aenter__()
 
         assert got.value.rejected
