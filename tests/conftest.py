@@ -122,7 +122,8 @@ def refuse_to_block(event: str, _args: tuple[object, ...]) -> None:
 
     An audit hook (PEP 578): it sees the call itself, so no clock is involved.
     """
-    if event not in BLOCKING or running_loop() is None:
+    # At the end of the interpreter its modules are empty.
+    if BLOCKING is None or event not in BLOCKING or running_loop() is None:
         return
 
     stack = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
