@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS cpkit_extra (
     PRIMARY KEY (thread_id, name)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 CREATE TABLE IF NOT EXISTS cpkit_keys (
-    idempotency_key VARBINARY(512) NOT NULL PRIMARY KEY,
+    idempotency_key VARBINARY(768) NOT NULL PRIMARY KEY,
     revision BIGINT NOT NULL
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 CREATE TABLE IF NOT EXISTS cpkit_calls (
@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS cpkit_calls (
     call_id VARBINARY(512) NOT NULL,
     tool_name BLOB NOT NULL,
     args LONGBLOB NOT NULL,
-    idempotency_key VARBINARY(512) NOT NULL,
+    idempotency_key VARBINARY(768) NOT NULL,
     status VARBINARY(16) NOT NULL,
     attempt BIGINT NOT NULL,
     issued_at BIGINT NOT NULL,
