@@ -163,8 +163,10 @@ class Attempts:
 
     async def heartbeat(self, holder: CallRecord) -> object:
         """Return an attempt's last heartbeat; each sign of life changes it."""
+        call_id = holder.call.call_id
         data = await self.cp.load(heartbeat_thread(holder.call.idempotency_key))
-        return None if data is None else data.extra.get(holder.call.call_id)
+        # With the id: callers share a reader, and may find it at the attempt before.
+        return call_id, None if data is None else data.extra.get(call_id)
 
     async def watch(self, record: CallRecord) -> StaleDetector | None:
         """Return the proof that an effect's own holder is silent; ``None`` without one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from cpkit import (
 )
 from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
 from cpkit.effects.records import heartbeat_thread
+from cpkit.waiting import StaleDetector
 from tests.broken.reference import Reference
 from tests.effects.shop import Plain, Shop, Store, claim, quick, until
 from tests.simulation.loop import simulated_loop
@@ -131,6 +133,22 @@ def test_a_late_answer_starts_no_effect_that_was_taken_over() -> None:
             assert (len(paused.effects), len(shop.effects)) == (0, 1)
 
     simulated_loop(Random(1)).run(main())
+
+
+async def test_a_silent_attempt_does_not_end_the_next_one(
+    cp: Store, thread: str
+) -> None:
+    """Callers share a reader: one that waits for the new attempt may get the proof."""
+    ledger, stale = quick(cp), StaleDetector(0.01)
+    attempts = ledger._attempts
+    dead = await claim(cp, thread, ledger.key(thread, "charge", ARGS), ARGS)
+    await until(lambda: stale.is_stale(partial(attempts.heartbeat, dead)))
+    await ledger.release(dead)
+    begun = await ledger.begin(thread, "charge", ARGS)
+    assert begun.fresh
+    found = await attempts.close_silent(begun.record, None, stale, "silent")
+    assert found.action == "alive"
+    await ledger.commit(begun.record)
 
 
 async def test_a_holder_with_heartbeats_is_not_taken_over(
