@@ -93,9 +93,12 @@ class Tool:
         check_no_generator(f"tool {self.name!r}", function)
 
         fields = options.get("key_fields") or ()
+        shown = self.signature.parameters.values()
+        # Not with **arguments, which would take what cannot be passed by name.
+        named = {one.name: one for one in shown if one.kind != one.VAR_KEYWORD}
 
         try:
-            self.signature.bind(**dict.fromkeys(self.signature.parameters))
+            inspect.Signature([*named.values()]).bind(**named)
             self.signature.bind_partial(**dict.fromkeys(fields))
         except TypeError as exc:
             raise TypeError(

@@ -757,6 +757,16 @@ async def test_what_cannot_be_called_is_refused_when_it_is_given(
     with pytest.raises(TypeError, match="key_fields names some .* 'fligth'"):
         tool(key_fields=["fligth"])(plain)
 
+    def decorated(*args: Any, **named: Any) -> str:  # without functools.wraps
+        return plain(*args, **named)
+
+    def unnamed(flight: str = "AZ1", /, **named: Any) -> str:
+        return plain(flight, **named)
+
+    for function in (decorated, unnamed):
+        with pytest.raises(TypeError, match="passes arguments by name"):
+            tool(function)
+
     with pytest.raises(TypeError, match="list of argument names"):
         tool(key_fields="flight")(plain)
 
