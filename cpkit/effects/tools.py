@@ -232,6 +232,7 @@ async def _in_thread(call: Callable[[], Any], may_be_left: bool) -> Any:
             await asyncio.wait({work})
         except asyncio.CancelledError:
             if may_be_left:
+                work.cancel()  # if no thread was free yet, it is not begun
                 raise
 
             cancelled = True

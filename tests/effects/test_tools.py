@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -279,6 +280,38 @@ async def test_a_cancelled_run_waits_for_its_thread_and_records(
 
     replayed = await registry.dispatch(thread, "pay", {"amount": 5})
     assert (replayed.content, replayed.replayed, paid) == ("paid", True, [5])
+
+
+def test_a_cancelled_tool_that_reads_does_not_begin() -> None:
+    """It waits for a thread; others may wait behind it."""
+    began, go = threading.Event(), threading.Event()
+    looked: list[int] = []
+
+    @tool(side_effects="read")
+    def look(number: int) -> None:
+        looked.append(number)
+        began.set()
+        go.wait(30)
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            asyncio.get_running_loop().set_default_executor(pool)
+
+            async with open_checkpointer("memory://") as cp:
+                registry = ToolRegistry(quick(cp), [look])
+                first, second = (
+                    asyncio.create_task(registry.dispatch("t", "look", {"number": n}))
+                    for n in (1, 2)
+                )
+                await until(lambda: asyncio.sleep(0, began.is_set()))
+                second.cancel()
+                await asyncio.wait([second])
+                go.set()
+                await first
+                await registry.dispatch("t", "look", {"number": 3})
+
+    asyncio.run(main())
+    assert looked == [1, 3]
 
 
 async def test_a_timeout_around_a_sync_tool_is_still_a_timeout(
