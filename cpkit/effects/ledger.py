@@ -20,7 +20,12 @@ from cpkit.effects.effect import (
     check_callback,
     plan_effect,
 )
-from cpkit.effects.errors import EffectTimeout, Superseded
+from cpkit.effects.errors import (
+    EffectDenied,
+    EffectErased,
+    EffectTimeout,
+    Superseded,
+)
 from cpkit.effects.people import ForPeople
 from cpkit.effects.records import Outcome, effect_of
 from cpkit.effects.run import EffectRun, RunResult
@@ -160,12 +165,21 @@ class EffectLedger(ForPeople):
         """
         plan = plan_effect(thread_id, tool, args, self.options.merged(options))
         run = self.make_run(self._attempts, self._approvals, plan)
-        record = await run.begin()
+        noted = held_leases(self.cp), plan.key
+
+        try:
+            record = await run.begin()
+        except (EffectDenied, EffectErased):  # it may have waited for a person
+            note_effect(*noted, None)
+            raise
+
         heartbeat = run.heartbeat if run.holds(record) else None
 
         if heartbeat is not None:
-            heartbeat.noted = held_leases(self.cp), plan.key
-            note_effect(*heartbeat.noted, "running")
+            heartbeat.noted = noted
+            note_effect(*noted, "running")
+        elif record.status == "completed":
+            note_effect(*noted, None)
 
         return Begun(record, heartbeat is not None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from math import inf, nan
 from pathlib import Path
 from random import Random
@@ -20,7 +20,7 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
-from cpkit.effects import Effect
+from cpkit.effects import Effect, EffectDenied
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
 from cpkit.runs import RunState, RunThread, Wake, wake_run
 from tests.broken.reference import Reference
@@ -476,6 +476,33 @@ async def test_a_run_that_leaves_an_effect_open_is_unfinished(
 
     await ledger.commit(begun.record)
     assert await cp.load(f"cpkit:run:{thread}") is None
+
+
+@pytest.mark.parametrize("denied", [True, False])
+async def test_an_effect_that_a_wait_for_a_person_ended_is_not_open(
+    cp: Store, thread: str, denied: bool
+) -> None:
+    """It is begun by hand: a person denies it, or another run does it meanwhile."""
+    ledger = quick(cp, requires_approval=lambda _: True)
+    key = ledger.key(thread, "pay", {})
+
+    async def begin() -> bool:
+        async with lease_of(cp, thread, stale_after=60) as lease:
+            with suppress(EffectDenied):
+                assert not (await ledger.begin(thread, "pay", {})).fresh
+
+            return lease.would_end_well(None)
+
+    begun = asyncio.create_task(begin())
+    await until(lambda: ledger.pending(thread))
+
+    if denied:
+        await ledger.deny(key)
+    else:
+        await quick(cp).run(thread, "pay", {}, lambda _: "paid")
+        await ledger.approve(key)
+
+    assert await begun
 
 
 async def test_a_wake_during_a_run_is_for_the_next_one(cp: Store, thread: str) -> None:
