@@ -36,8 +36,9 @@ from cpkit.errors import (
     Closed,
     PayloadTooLarge,
     SerializationError,
+    UnknownCall,
 )
-from cpkit.lease import Lease
+from cpkit.lease import Lease, note_effect
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, ToolCall
 from cpkit.runs import TAKEN_OVER, RunThread, stale_after_of
@@ -148,6 +149,11 @@ class Attempts:
 
                 outcome = Outcome.failure(exc)
                 continue
+            except UnknownCall:  # its thread was forgotten, and with it the call
+                if (heartbeat := self.running.get(call.call_id)) is not None:
+                    await heartbeat.end()
+
+                raise
 
             if outcome.released or not is_released(record):
                 return record, outcome
@@ -313,6 +319,7 @@ class Heartbeat:
 
     async def end(self) -> None:
         """Stop, and delete the heartbeats if any were written: there is an outcome."""
+        note_effect(*self.noted, None)
         await self.stop()
 
         if self._count:

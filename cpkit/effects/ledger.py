@@ -352,7 +352,6 @@ class EffectLedger(ForPeople):
         stored, outcome = await self._attempts.close(record.thread_id, call, outcome)
 
         if (heartbeat := self._attempts.running.get(call.call_id)) is not None:
-            note_effect(*heartbeat.noted, None)
             await heartbeat.end()
         else:  # another process began it, and may have written heartbeats
             await self._attempts.delete_heartbeats(key)

@@ -17,6 +17,7 @@ from cpkit import (
     PayloadTooLarge,
     SerializationError,
     ToolCall,
+    UnknownCall,
     open_checkpointer,
     waiting,
 )
@@ -447,6 +448,20 @@ async def test_an_effect_may_be_committed_through_another_ledger(
     assert begun.record.call.call_id in running
     await quick(cp).commit(begun.record, "paid")
     assert begun.record.call.call_id not in running
+
+
+async def test_a_begun_effect_that_was_forgotten_writes_no_more_heartbeats(
+    cp: Store, thread: str
+) -> None:
+    """Its thread was deleted with its keys, so no outcome can ever end them."""
+    ledger = quick(cp)
+    begun = await ledger.begin(thread, "charge", ARGS)
+    await cp.delete_thread(thread, forget_keys=True)
+
+    with pytest.raises(UnknownCall):
+        await ledger.commit(begun.record, "paid")
+
+    assert begun.record.call.call_id not in SharedWaits.of(cp).running
 
 
 async def test_commit_is_repeated_after_an_error_between_its_steps(
