@@ -62,7 +62,9 @@ class ForPeople:
         found = await read_all(self._requests.of_ask, list(asks.values()))
         requests = [one for one in found if isinstance(one, ApprovalRequest)]
         is_open = [one for one in requests if one.decision is None]
-        return sorted(is_open, key=lambda one: one.requested_at)
+        return sorted(
+            is_open, key=lambda one: (one.requested_at, one.record.call.call_id)
+        )
 
     async def pending(self, thread_id: str) -> list[ApprovalRequest]:
         """Return the thread's undecided approval requests, oldest first."""

@@ -133,6 +133,19 @@ async def test_requests_lists_undecided_ones_of_all_threads(
     assert [one.key for one in left] == [keys[1], keys[2], keys[4]]
 
 
+async def test_requests_of_one_moment_are_listed_in_one_order(
+    cp: Any, thread: str
+) -> None:
+    """The pages of ``cpkit ui`` are cut from the list: none may fall in between."""
+    keys = [await ask(cp, thread, {"n": n}) for n in range(6)]
+    dump = await cp.dump_thread(thread)
+    calls = [replace(one, issued_at=dump.created_at) for one in dump.calls]
+    await cp.delete_thread(thread, forget_keys=True)
+    await cp.restore_thread(replace(dump, calls=calls))
+    listed = [one.record.call.call_id for one in await own(cp, *keys)]
+    assert listed == sorted(one.call.call_id for one in calls)
+
+
 async def test_a_decision_says_by_whom_when_why_and_from_where(
     cp: Store, thread: str
 ) -> None:
