@@ -97,7 +97,14 @@ class Approvals:
             key = plan.effect.key
             wants = plan.is_recovered and bool(await self._requests.all_of(key))
 
-        return wants if isinstance(wants, Approval) else Approval() if wants else None
+        if not isinstance(wants, Approval):
+            return Approval() if wants else None
+
+        # A person would change an argument that the handler does not read.
+        if unknown := [one for one in wants.editable if one not in plan.effect.args]:
+            raise ValueError(f"editable names {unknown}, which are not arguments")
+
+        return wants
 
     async def _request(
         self, plan: EffectPlan, editable: Sequence[str]

@@ -625,6 +625,16 @@ async def test_a_person_changes_the_arguments_that_the_policy_lets_them(
     assert record.call.args["asked"] == ARGS
 
 
+async def test_an_argument_that_does_not_exist_cannot_be_editable(
+    cp: Store, thread: str
+) -> None:
+    """The policy has a mistake, which is found before anything is recorded."""
+    ledger = quick(cp, requires_approval=lambda _: Approval(["amounts"]))
+
+    with pytest.raises(ValueError, match="'amounts'"):
+        await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+
 async def test_a_withdrawn_request_is_gone(cp: Store, thread: str) -> None:
     """Its waiting run ends, a decision finds nothing, and a new run asks again."""
     ledger = careful(cp)
