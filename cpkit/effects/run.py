@@ -268,7 +268,7 @@ class EffectRun:
             if record.status != "issued" or record.erased:
                 break
 
-            await self._wait_for(record)
+            await self._wait_for(record, may_run=False)
 
         is_recorded = outcome.is_recorded_in(record)
         facts: dict[str, Any] = {"attempt": record.attempt, "status": record.status}
@@ -303,7 +303,9 @@ class EffectRun:
 
         await run_shielded(record)
 
-    async def _wait_for(self, holder: CallRecord) -> CallRecord | None:
+    async def _wait_for(
+        self, holder: CallRecord, *, may_run: bool = True
+    ) -> CallRecord | None:
         """Wait while another attempt holds the key, or take over from it.
 
         Returns the key's completed or issued record, or ``None`` if it may be free.
@@ -328,7 +330,11 @@ class EffectRun:
                 if not isinstance(found, StaleDetector):
                     return None if found is None or is_released(found) else found
 
-                # Without ``verify``, ``stale_after`` alone permits a second run.
+                # Without ``verify``, ``stale_after`` alone permits a second run. Where
+                # people do not, the call stays in doubt.
+                if may_run and options.verify is None:
+                    await self._get_approval()
+
                 ended = await self._attempts.close_silent(
                     holder, options.verify, found, TAKEN_OVER
                 )

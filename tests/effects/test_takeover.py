@@ -21,7 +21,14 @@ from cpkit import (
     UnknownCall,
     open_checkpointer,
 )
-from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
+from cpkit.effects import (
+    Effect,
+    EffectDenied,
+    EffectTimeout,
+    Landed,
+    NotLanded,
+    Tool,
+)
 from cpkit.effects.records import heartbeat_thread
 from cpkit.waiting import StaleDetector
 from tests.broken.reference import Reference
@@ -57,6 +64,28 @@ async def test_a_stale_holder_is_taken_over(cp: Store, thread: str) -> None:
     assert shop.effects[0].attempt == 2
     statuses = [record.status for record in await cp.list_calls(thread)]
     assert statuses == ["failed", "completed"]
+
+
+async def test_a_takeover_that_nobody_approved_leaves_the_call_in_doubt(
+    cp: Store, thread: str
+) -> None:
+    """The payment may have happened: a person still finds it."""
+    key = quick(cp).key(thread, "charge", ARGS)
+    held = await claim(cp, thread, key, ARGS)
+    options: Any = {"stale_after": 0.1 * slowdown(), "approval_timeout": 0.0}
+    ledger = quick(Plain(cp), requires_approval=lambda _: True, **options)
+
+    with pytest.raises(EffectTimeout, match="an approval"):
+        await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+    assert await ledger.deny(key)
+
+    with pytest.raises(EffectDenied):
+        await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+    found = await cp.find_call(key)
+    assert found is not None
+    assert (found.call.call_id, found.status) == (held.call.call_id, "issued")
 
 
 async def test_without_stale_after_no_holder_is_taken_over(
