@@ -20,12 +20,7 @@ from cpkit.effects.effect import (
     check_callback,
     plan_effect,
 )
-from cpkit.effects.errors import (
-    EffectDenied,
-    EffectErased,
-    EffectTimeout,
-    Superseded,
-)
+from cpkit.effects.errors import EffectDenied, EffectErased, EffectTimeout, Superseded
 from cpkit.effects.people import ForPeople
 from cpkit.effects.records import Outcome, effect_of
 from cpkit.effects.run import EffectRun, RunResult

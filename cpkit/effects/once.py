@@ -1,11 +1,4 @@
-"""`once`: makes a plain function safe to call again, in two lines.
-
-::
-
-    @once(cp, key=lambda order, **_: f"charge:{order.id}")
-    async def charge(order, amount):
-        return await bank.charge(amount, idempotency_key=current_key())
-"""
+"""`once`: makes a plain function safe to call again, in two lines (docs/effects.md)."""
 
 from __future__ import annotations
 

@@ -21,19 +21,8 @@ from cpkit.canonical import canonical_json
 from cpkit.driver.backoff import backoff_pauses
 from cpkit.effects.approvals import Approvals
 from cpkit.effects.attempts import Attempts, Heartbeat
-from cpkit.effects.effect import (
-    EffectPlan,
-    Handler,
-    NoEffect,
-    call_callback,
-    handling,
-)
-from cpkit.effects.errors import (
-    ApprovalExpired,
-    EffectErased,
-    EffectTimeout,
-    KeyReused,
-)
+from cpkit.effects.effect import EffectPlan, Handler, NoEffect, call_callback, handling
+from cpkit.effects.errors import ApprovalExpired, EffectErased, EffectTimeout, KeyReused
 from cpkit.effects.records import (
     Outcome,
     asked_args,
