@@ -116,7 +116,7 @@ RACES = [
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("race", RACES, ids=lambda one: f"{one.name}-{one.clause}")
 def test_a_race_is_caught_every_time(race: Break, tmp_path: Path) -> None:
-    """No planted race is caught by luck: each of five seeds shows it.
+    """No planted race is caught by luck: each of three seeds shows it.
 
     A busy machine may give another process no turn, so a seed has a second try.
     """
@@ -130,7 +130,7 @@ def test_a_race_is_caught_every_time(race: Break, tmp_path: Path) -> None:
 
     missed = [
         seed
-        for seed in range(1, 6)
+        for seed in range(1, 4)
         if not is_caught(f"{seed}", seed) and not is_caught(f"{seed} again", seed)
     ]
     assert not missed
@@ -142,7 +142,7 @@ def test_every_clause_has_a_broken_backend() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_reference_passes(seed: int) -> None:
     """The class that the broken backends inherit from fails no clause, for any seed."""
     harness = ReferenceHarness(f"reference-{seed}")
