@@ -11,7 +11,10 @@ import pytest
 
 from cpkit import CorruptThread, open_checkpointer
 from cpkit.driver import Erase, Restore, StoredDump
+from cpkit.keyring import LocalKeyring
 from tests.privacy.raw import fill, ring
+from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
 from tests.stores import KINDS, fresh_url
 
 CANARY = "a canary of a secret"
@@ -133,3 +136,32 @@ async def test_every_changed_character_is_found(place: str) -> None:
                 if altered != text:
                     with pytest.raises(CorruptThread):
                         reads(altered)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [PostgresServer, RedisServer])
+def test_no_text_is_in_the_files_of_a_server(
+    kind: type[PostgresServer] | type[RedisServer],
+) -> None:
+    """Tables, a write-ahead log, an append-only file, a log; a plain store shows it."""
+
+    async def use(keyring: LocalKeyring | None) -> None:
+        async with open_checkpointer(server.url, keyring=keyring) as opened:
+            cp: Any = opened
+            await fill(cp, "kept", CANARY)
+            await fill(cp, "gone", CANARY)
+            await cp.delete_thread("gone", forget_keys=True)
+            await cp.delete_thread("kept", forget_keys=True)
+
+    def is_there() -> bool:
+        server.stop()
+        files = [path for path in server.data.rglob("*") if path.is_file()]
+        found = any(b"canary" in path.read_bytes() for path in files)
+        server.start()
+        return found
+
+    with kind() as server:
+        asyncio.run(use(ring()))
+        assert not is_there()
+        asyncio.run(use(None))
+        assert is_there()
