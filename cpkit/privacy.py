@@ -30,7 +30,7 @@ _OWNED = re.compile(
     "|claude-agent-sdk|google-adk|google-adk-user):)+"
 )
 # Kinds of internal threads whose ids do not say whom they belong to.
-_NAMELESS = re.compile("cpkit:(?:once|beats|langgraph-of|google-adk-app|runs)")
+_NAMELESS = re.compile("cpkit:(?:once|langgraph-of|google-adk-app|runs)")
 
 # How often a thread is tried that is written to at the same time.
 _TRIES = 20

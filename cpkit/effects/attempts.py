@@ -1,7 +1,7 @@
 """Attempts in the store: claim them, record their outcome, see if they are alive.
 
 An attempt proves that it lives by heartbeats, from its claim until its outcome is
-recorded: a count in the extra of a thread that is named after the effect's key.
+recorded: a count in the extra of a thread that is named after the attempt's id.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Attempts:
     async def heartbeat(self, holder: CallRecord) -> object:
         """Return an attempt's last heartbeat; each sign of life changes it."""
         call_id = holder.call.call_id
-        data = await self.cp.load(heartbeat_thread(holder.call.idempotency_key))
+        data = await self.cp.load(heartbeat_thread(call_id))
         # With the id: callers share a reader, and may find it at the attempt before.
         return call_id, None if data is None else data.extra.get(call_id)
 
@@ -262,19 +262,18 @@ class Attempts:
     async def close_orphan(self, holder: CallRecord, outcome: Outcome) -> CallRecord:
         """Close another process's attempt, as `close`."""
         record, _ = await self.close(holder.thread_id, holder.call, outcome)
-        await self.delete_heartbeats(record.call.idempotency_key)
+        await self.delete_heartbeats(holder.call.call_id)
         return record
 
-    async def delete_heartbeats(self, key: str) -> None:
-        """Delete the heartbeats of a key, if the store can delete threads."""
-        # Those of a newer attempt go too: for its watchers that is a sign of life.
+    async def delete_heartbeats(self, call_id: str) -> None:
+        """Delete the heartbeats of an attempt, if the store can delete threads."""
         if not isinstance(self.cp, ErasesThreads):
             return
 
         try:
-            await self.cp.delete_thread(heartbeat_thread(key))
+            await self.cp.delete_thread(heartbeat_thread(call_id))
         except CheckpointerError:
-            log.warning("could not delete %r", heartbeat_thread(key), exc_info=True)
+            log.warning("could not delete heartbeats of %r", call_id, exc_info=True)
 
 
 class Heartbeat:
@@ -323,11 +322,11 @@ class Heartbeat:
         await self.stop()
 
         if self._count:
-            await self._attempts.delete_heartbeats(self.call.idempotency_key)
+            await self._attempts.delete_heartbeats(self.call.call_id)
 
     async def _beat(self, interval: float) -> None:
         call_id = self.call.call_id
-        place = heartbeat_thread(self.call.idempotency_key)
+        place = heartbeat_thread(call_id)
 
         while True:
             self._count += 1

@@ -349,7 +349,7 @@ class EffectLedger(ForPeople):
         if (heartbeat := self._attempts.running.get(call.call_id)) is not None:
             await heartbeat.end()
         else:  # another process began it, and may have written heartbeats
-            await self._attempts.delete_heartbeats(key)
+            await self._attempts.delete_heartbeats(call.call_id)
 
         if stored.status == "completed":
             await self._requests.settle_used(key)

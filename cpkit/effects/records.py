@@ -9,7 +9,7 @@ An attempt is a call with a fresh id ``effect:…``. Its args are ``{"args": {�
 ``{"value": …}`` or ``{"error": {"type": …, "message": …}}``. An attempt is *released*
 if its record's status is ``failed``: it had no effect, and its result is ``{"released":
 reason}``. If a person said how an attempt ended, ``said`` has the name, the reason and
-the program. The extra of a thread ``cpkit:beats:…`` has a count for each attempt's id.
+the program. The extra of ``cpkit:beats:`` and an attempt's id has a count under it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ REOPEN = "cpkit:reopen"
 """The tool name of the record that a final failure was reopened."""
 
 
-def heartbeat_thread(key: str) -> str:
-    """Return the thread in whose extra the holders of a key write heartbeats."""
-    return f"cpkit:beats:{key}"
+def heartbeat_thread(call_id: str) -> str:
+    """Return the thread in whose extra an attempt writes heartbeats."""
+    return f"cpkit:beats:{call_id}"
 
 
 def fresh_call_id(kind: str = "effect") -> str:

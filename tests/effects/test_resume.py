@@ -370,7 +370,7 @@ async def test_a_heartbeat_during_verify_stops_the_resume(
     call_id = (await claim(cp, thread, key, {}, "pay", 0.05)).call.call_id
 
     async def slow(effect: Effect) -> NotLanded:
-        await cp.save_extra(heartbeat_thread(effect.key), {call_id: 1})
+        await cp.save_extra(heartbeat_thread(call_id), {call_id: 1})
         return NotLanded()
 
     tools = [Tool(nothing, name="pay", verify=slow)]

@@ -137,7 +137,7 @@ def test_a_claim_that_was_answered_late_is_given_back() -> None:
             ledger = quick(AnswersLate(cp, 14.0), stale_after=15, timeout=1000)
             assert await ledger.run("t", "charge", ARGS, shop.charge) == {"charge": 1}
             assert [effect.attempt for effect in shop.effects] == [2]
-            assert await cp.load(heartbeat_thread(shop.effects[0].key)) is None
+            assert await cp.load(heartbeat_thread(shop.effects[0].call_id)) is None
             late = quick(AnswersLate(cp, 14.0), stale_after=15)
             record, fresh = await late.begin("t", "charge", {"amount": 2})
             assert (record.attempt, fresh) == (2, True)
@@ -188,7 +188,7 @@ async def test_a_holder_with_heartbeats_is_not_taken_over(
     ledger = quick(cp, stale_after=0.4 * slowdown())
     slow = asyncio.create_task(ledger.run(thread, "charge", ARGS, shop.charge))
     await shop.began.wait()
-    key = shop.effects[0].key
+    place = heartbeat_thread(shop.effects[0].call_id)
     other = Shop("taken over")
     waiter = asyncio.create_task(
         quick(cp, stale_after=0.4 * slowdown()).run(
@@ -197,7 +197,7 @@ async def test_a_holder_with_heartbeats_is_not_taken_over(
     )
 
     async def six_heartbeats() -> bool:
-        data = await cp.load(heartbeat_thread(key))
+        data = await cp.load(place)
         count = data.extra.get(shop.effects[0].call_id, 0) if data else 0
         return isinstance(count, int) and count >= 6
 
@@ -207,7 +207,7 @@ async def test_a_holder_with_heartbeats_is_not_taken_over(
     assert await slow == await waiter == {"charge": 1}
     assert other.effects == []
     # The heartbeats are deleted, and were never in the agent's own thread.
-    assert await cp.load(heartbeat_thread(key)) is None
+    assert await cp.load(place) is None
     data = await cp.load(thread)
     assert data is not None
     assert data.extra == {}
@@ -222,7 +222,7 @@ async def test_heartbeats_take_constant_room(cp: Store, thread: str) -> None:
         )
     )
     await shop.began.wait()
-    place = heartbeat_thread(shop.effects[0].key)
+    place = heartbeat_thread(shop.effects[0].call_id)
 
     async def five_heartbeats() -> bool:
         data = await cp.load(place)
@@ -235,8 +235,9 @@ async def test_heartbeats_take_constant_room(cp: Store, thread: str) -> None:
     data = await cp.load(place)
     assert data is not None  # six methods cannot delete a thread
     assert list(data.extra) == [shop.effects[0].call_id]
-    await quick(cp).run(thread, "charge", {"amount": 2}, Shop().charge)
-    assert await cp.load(heartbeat_thread(quick(cp).key(thread, "charge", {}))) is None
+    short = Shop()
+    await quick(cp).run(thread, "charge", {"amount": 2}, short.charge)
+    assert await cp.load(heartbeat_thread(short.effects[0].call_id)) is None
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -316,8 +317,8 @@ async def test_a_heartbeat_during_verify_stops_the_takeover(
     async def slow(_: Effect) -> NotLanded:
         nonlocal asked
         asked += 1
-        heartbeat: dict[str, JsonValue] = {record.call.call_id: asked}
-        await cp.save_extra(heartbeat_thread(key), heartbeat)
+        call_id = record.call.call_id
+        await cp.save_extra(heartbeat_thread(call_id), {call_id: asked})
         return NotLanded()
 
     shop = Shop()
@@ -338,7 +339,8 @@ async def test_closing_a_dead_attempt_deletes_its_heartbeats(
     """Heartbeats of dead processes do not fill up the store."""
     key = quick(cp).key(thread, "charge", ARGS)
     record = await claim(cp, thread, key, ARGS)
-    await cp.save_extra(heartbeat_thread(key), {record.call.call_id: 7})
+    place = heartbeat_thread(record.call.call_id)
+    await cp.save_extra(place, {record.call.call_id: 7})
 
     def landed(_: Effect) -> Landed:
         return Landed("found")
@@ -356,7 +358,7 @@ async def test_closing_a_dead_attempt_deletes_its_heartbeats(
         case "release":
             await ledger.release(record)
 
-    assert await cp.load(heartbeat_thread(key)) is None
+    assert await cp.load(place) is None
 
 
 async def test_a_forgotten_thread_frees_its_keys(cp: Store, thread: str) -> None:

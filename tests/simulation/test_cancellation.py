@@ -12,7 +12,6 @@ import pytest
 
 from cpkit import Checkpointer
 from cpkit.effects import Effect, EffectLedger, EffectTimeout
-from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import LeaseLost, thread_lease
 from cpkit.wakeups import SharedWaits
 from tests.broken.reference import Reference
@@ -182,13 +181,13 @@ def test_a_finished_effect_leaves_no_heartbeats() -> None:
         async with Steps() as store:
             shop = Shop()
             ledger = EffectLedger(store, stale_after=0.75)
-            key = ledger.key("t", "charge", {"n": 1})
             task = asyncio.create_task(ledger.run("t", "charge", {"n": 1}, shop.charge))
             cancelled_after(steps, task)
             finished = await ended(task)
 
             if finished:
-                assert await store.load(heartbeat_thread(key)) is None
+                left = await store.list_threads(prefix="cpkit:beats:")
+                assert left == []
 
             return finished
 

@@ -109,7 +109,7 @@ class World:
             del self.holders[key]
             self.released.add(call.call_id)
             reader = asyncio.current_task()
-            read_at = self.reads.get((reader, heartbeat_thread(key)), now)
+            read_at = self.reads.get((reader, heartbeat_thread(call.call_id)), now)
             beats = (beat for beat in self.heartbeats[call.call_id] if beat < read_at)
             silent = read_at - max(beats, default=read_at)
 
