@@ -283,11 +283,13 @@ def _find_driver(scheme: str) -> type[StoreDriver] | type[Driver]:
         driver: type[StoreDriver] | type[Driver] = entry.load()
     except MissingExtra as exc:
         raise InvalidURL(f"the driver for {scheme!r} is not installed: {exc}") from exc
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise InvalidURL(
-            f"the driver for {scheme!r} is not installed ({exc}): "
-            f"install {exc.name or 'what it needs'}"
+            f"the driver for {scheme!r} is not installed ({exc}): install {exc.name}"
         ) from exc
+    except ImportError as exc:
+        reason = f"the driver for {scheme!r} cannot be imported: {exc}"
+        raise InvalidURL(reason) from exc
 
     return driver
 

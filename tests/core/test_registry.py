@@ -303,6 +303,18 @@ def test_the_message_for_another_packages_driver_names_the_missing_module(
     assert "cpkit[" not in said
 
 
+def test_a_driver_that_cannot_be_imported_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its package is there, and imports a name that its module has not."""
+    (tmp_path / "broken_driver.py").write_text("from cpkit import NoSuchName\n")
+    installed(tmp_path, "broken", "broken", "broken_driver")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = mistake("broken://x")
+    assert "cannot be imported: cannot import name 'NoSuchName'" in said
+    assert "install" not in said
+
+
 def test_a_constructor_checks_its_options() -> None:
     """A checkpointer that is built without a URL has the same checks."""
     for options in ({"max_payload": 0}, {"nope": 1}):
