@@ -66,7 +66,7 @@ async def test_a_stale_holder_is_taken_over(cp: Store, thread: str) -> None:
     assert statuses == ["failed", "completed"]
 
 
-async def test_a_takeover_that_nobody_approved_leaves_the_call_in_doubt(
+async def test_a_takeover_without_an_approval_leaves_the_call_in_doubt(
     cp: Store, thread: str
 ) -> None:
     """The payment may have happened: a person still finds it."""
