@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -260,9 +260,15 @@ def state_of(data: CheckpointData[Any] | None) -> RunState:
         match event:
             case {"wake": {"why": str(why), **rest}}:
                 wakes.append(_wake_of(why, rest, position))
-            case {"asks": dict(asked)}:
-                ask = Ask(*(asked[one.name] for one in fields(Ask)))
-                asks[ask.request] = ask
+            case {
+                "asks": {
+                    "request": str(request),
+                    "key": str(key),
+                    "number": int(number),
+                    "thread_id": str(place),
+                }
+            }:
+                asks[request] = Ask(request, key, number, place)
             case {"settled": str(request)}:
                 asks.pop(request, None)
             case {"ran": list(done), "saw": list(saw)}:

@@ -109,6 +109,16 @@ class Finished(Counting):
         return logged
 
 
+async def test_an_event_that_is_not_whole_hides_no_request(
+    cp: Store, thread: str
+) -> None:
+    """Another version of cpkit may have written it; workers go on."""
+    key = await ask(cp, thread)
+    await cp.append(RunThread(cp, thread).name, [{"asks": {"request": "r"}}])
+    assert key in [one.key for one in await careful(cp).requests()]
+    assert len(await asks_of(cp, thread)) == 1
+
+
 async def test_requests_lists_undecided_ones_of_all_threads(
     cp: Store, thread: str
 ) -> None:
