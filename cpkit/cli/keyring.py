@@ -22,9 +22,7 @@ Name = Annotated[
 ]
 HashKeys = Annotated[
     bool,
-    typer.Option(
-        "--hash-keys", help="A new keyring also hides idempotency keys, by a hash."
-    ),
+    typer.Option("--hash-keys", help="A new keyring also encrypts idempotency keys."),
 ]
 
 

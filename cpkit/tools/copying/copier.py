@@ -110,7 +110,8 @@ class _Copier:
             if wanted is None:  # it was deleted since it was listed
                 return
 
-            # Of calls that are not erased, it would say that they are encrypted.
+            # The source was opened without its keyring, and has erased calls alone:
+            # the destination would take what stands for a key as the key.
             if any(one.call.idempotency_key.startswith(HASHED) for one in wanted.calls):
                 reason = "its keys are hashed: open the source with its keyring"
                 self._report.failures.append(Problem(thread_id, reason))
