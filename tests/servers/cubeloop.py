@@ -15,11 +15,13 @@ async def create_tables(url: str) -> None:
     connection = await asyncpg.connect(url)
 
     try:
-        if await connection.fetchval("SELECT to_regclass('cubeloop_messages')"):
+        tables = cubeloop_metadata.sorted_tables
+
+        if await connection.fetchval("SELECT to_regclass($1)", tables[0].name):
             return
 
         async with connection.transaction():
-            for table in cubeloop_metadata.sorted_tables:
+            for table in tables:
                 ddl = CreateTable(table).compile(
                     dialect=postgresql.dialect()  # type: ignore[no-untyped-call]
                 )
