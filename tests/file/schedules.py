@@ -30,9 +30,12 @@ from greenlet import (  # type: ignore[import-untyped]  # it has no types
 )
 
 from cpkit.driver import StoreFailure
-from cpkit_file import log, schema
+from cpkit_file import log, schema, writing
 
 __all__ = ["Killed", "explore", "fail_at", "kill_before", "patched"]
+
+_NOW = 1795232045123456789
+"""What the clock says, in nanoseconds since 1970."""
 
 # Repetitions of one operation. Each of them needs a change by another operation.
 _REPEATS = 8
@@ -332,6 +335,8 @@ def patched() -> Iterator[None]:
 
         _patch_open(patch)
         patch.setattr(log, "threading", SimpleNamespace(Lock=_Mutex))
+        # The clock stands still, so that equal operations write equal files.
+        patch.setattr(writing, "time", SimpleNamespace(time_ns=lambda: _NOW))
         yield
 
 

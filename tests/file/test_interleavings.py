@@ -300,38 +300,59 @@ def difference(steps: Sequence[str], found: Seen, orders: Sequence[Seen]) -> str
     return "\n".join(lines)
 
 
+def _content(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
 class Home:
     """A store's folder in the state of a `Start`, which can be made again."""
 
     def __init__(self, path: Path, start: Start) -> None:
         self._path = path
         schema.prepare(str(path), str(path))
+        self._folders = [f"{path}/threads", f"{path}/used-keys"]
+        # The registers of other keys stay empty.
+        used = {f"{path}/used-keys/{register_name(one)}" for one in ("k", "other")}
+        self._unused = self._names() - used
 
         for one in start.before:
             on_files(self.folder(), one)
 
         start.left(path)
-        self._folders = [path / "threads", path / "used-keys"]
-        self._files = {name: Path(name).read_bytes() for name in self._names()}
+        self._files = self._read()
+        self._seen: dict[frozenset[tuple[str, bytes]], list[Any]] = {}
 
     def folder(self) -> Folder:
         """Return the store as another process sees it, which has read nothing yet."""
         return Folder(str(self._path))
 
     def make(self) -> None:
-        for name in self._names() - self._files.keys():
+        files = self._read()
+
+        for name in files.keys() - self._files.keys():
             os.unlink(name)
 
         for name, content in self._files.items():
-            if not os.path.exists(name) or Path(name).read_bytes() != content:
+            if files.get(name) != content:
                 Path(name).write_bytes(content)
 
     def afterwards(self) -> list[Any]:
-        folder = self.folder()
-        return [plain(on_files(folder, one)) for one in AFTERWARDS]
+        """Return what another process sees, which is the same for equal files."""
+        files = frozenset(self._read().items())
+
+        if files not in self._seen:
+            folder = self.folder()
+            self._seen[files] = [plain(on_files(folder, one)) for one in AFTERWARDS]
+
+        return self._seen[files]
 
     def _names(self) -> set[str]:
         return {f"{one}/{name}" for one in self._folders for name in os.listdir(one)}
+
+    def _read(self) -> dict[str, bytes]:
+        """Return the content of each file that an operation may change."""
+        return {name: _content(name) for name in self._names() - self._unused}
 
 
 def check_orders(
