@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks_of, printed_by
+from tests.docs.pages import blocks_of, printed_by_process
 
 POWER_LOSS = """
 import asyncio, tempfile
@@ -40,6 +40,6 @@ asyncio.run(main())
 def test_the_harness_of_a_server_runs(tmp_path: Path) -> None:
     """The page's program certifies its server, and the level powerloss judges it."""
     (block,) = blocks_of("certify.md")
-    assert printed_by(block, tmp_path).split() == ["holds", "holds"]
+    assert printed_by_process(block, tmp_path).split() == ["holds", "holds"]
     (tmp_path / "my_harness.py").write_text(block, encoding="utf-8")
-    assert printed_by(POWER_LOSS, tmp_path).split() == ["machine", "{}"]
+    assert printed_by_process(POWER_LOSS, tmp_path).split() == ["machine", "{}"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks_of, printed_by
+from tests.docs.pages import blocks_of, printed_by_process
 from tests.stores import fresh_url
 
 PRINTED = {
@@ -36,7 +36,7 @@ def test_the_program_runs_twice(tmp_path: Path, kind: str, page: str) -> None:
     program = program.replace(URL, fresh_url(kind, tmp_path))
 
     for printed in PRINTED[page]:
-        assert printed_by(program, tmp_path) == printed
+        assert printed_by_process(program, tmp_path) == printed
 
 
 @pytest.mark.long
@@ -48,10 +48,12 @@ def test_the_later_blocks_run_twice(tmp_path: Path) -> None:
     program = "\n".join(blocks_of("integrations/openai-agents.md"))
 
     for count in (1, 3):
-        assert printed_by(graph, tmp_path) == ""
-        assert printed_by(memory, tmp_path) == "food {'likes': 'noodles'}\n"
-        assert printed_by(talk, tmp_path) == f"{count + 1} 1\n"
-        assert printed_by(program, tmp_path) == f"I was shown {count} items.\n" * 2
+        assert printed_by_process(graph, tmp_path) == ""
+        assert printed_by_process(memory, tmp_path) == "food {'likes': 'noodles'}\n"
+        assert printed_by_process(talk, tmp_path) == f"{count + 1} 1\n"
+        assert (
+            printed_by_process(program, tmp_path) == f"I was shown {count} items.\n" * 2
+        )
 
 
 @pytest.mark.parametrize("page", PRINTED)
