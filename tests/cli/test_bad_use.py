@@ -13,35 +13,32 @@ import pytest
 
 from tests.cli.command import environment, in_store, invoke, run_main
 from tests.cli.stocked import stock
-from tests.stores import fresh_url
-from tests.sweeps import sweep
+from tests.stores import SHARED, fresh_url
+from tests.sweeps import sweep, table
 
 READING = [
-    ["doctor", "{url}"],
-    ["threads", "{url}"],
-    ["show", "{url}", "t"],
-    ["tree", "{url}", "t"],
-    ["calls", "{url}", "t"],
-    ["pending", "{url}"],
-    ["approve", "{url}", "t", "k"],
-    ["deny", "{url}", "t", "k"],
-    ["heal", "{url}", "t"],
-    ["copy", "{url}", "file:///tmp/cpkit-never-made"],
-    ["export", "{url}"],
-    ["prune", "{url}", "--older-than", "1d", "--yes"],
+    "doctor {url}",
+    "threads {url}",
+    "show {url} t",
+    "tree {url} t",
+    "calls {url} t",
+    "pending {url}",
+    "approve {url} t k",
+    "deny {url} t k",
+    "heal {url} t",
+    "copy {url} file:///tmp/cpkit-never-made",
+    "export {url}",
+    "prune {url} --older-than 1d --yes",
 ]
 
 
-@pytest.mark.parametrize("words", READING, ids=lambda words: words[0])
-@pytest.mark.parametrize("kind", ["sqlite", "file", "postgres", "redis"])
-def test_a_wrong_url_creates_no_store(
-    tmp_path: Path, kind: str, words: list[str]
-) -> None:
+@pytest.mark.parametrize(("kind", "command"), table(SHARED, READING))
+def test_a_wrong_url_creates_no_store(tmp_path: Path, kind: str, command: str) -> None:
     """The command reports that the store is missing, and exits with 3."""
     url = fresh_url(kind, tmp_path)
 
     for _ in range(2):
-        ended = invoke(*(word.format(url=url) for word in words))
+        ended = invoke(*(word.format(url=url) for word in command.split()))
         assert (ended.code, ended.out) == (3, "")
         assert "there is no store (nothing was created)" in ended.err
         assert ended.err.count("\n") == 1

@@ -17,6 +17,7 @@ from cpkit import BackendUnavailable, ThreadDump, ToolCall
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.proxy import Proxy
 from tests.servers.postgres import PostgresServer
+from tests.sweeps import table
 
 Store = PostgresCheckpointer[Any]
 
@@ -312,8 +313,7 @@ FAULTS: dict[str, tuple[Callable[[Case], Awaitable[None]], dict[str, Seen]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "name"), table(FAULTS, OPERATIONS))
 async def test_a_fault(
     fault: str,
     name: str,

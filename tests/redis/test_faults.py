@@ -17,6 +17,7 @@ from cpkit import BackendUnavailable, ThreadDump, ToolCall
 from cpkit_redis import RedisCheckpointer
 from tests.redis.proxy import Proxy
 from tests.servers.redis import RedisServer
+from tests.sweeps import table
 
 Store = RedisCheckpointer[Any]
 State = tuple[list[Any], dict[str, Any], dict[str, str]] | None
@@ -269,8 +270,7 @@ async def world(server: RedisServer, prefix: str) -> AsyncIterator[World]:
         yield World(server, proxy, raw, cp)
 
 
-@pytest.mark.parametrize("name", [*WRITES, *READS])
-@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize(("what", "name"), table(FAULTS, [*WRITES, *READS]))
 async def test_fault(world: World, prefix: str, what: str, name: str) -> None:
     """The error says what is proven; the state is whole; the handle goes on."""
     fault, cp = FAULTS[what], world.cp
