@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cpkit.driver.ids import span
 from cpkit.errors import BackendUnavailable, VersionConflict
 from cpkit.protocol import Checkpointer, ReadsRanges
-from cpkit.records import JsonValue
+from cpkit.records import CheckpointData, JsonValue
 
-__all__ = ["append_once", "read_part", "read_range"]
+__all__ = ["append_once", "load_range", "read_part", "read_range"]
 
 # Enough tries for a dropped connection, and too few to hide that a store is down.
 _TRIES = 3
@@ -87,6 +88,21 @@ async def read_range(
     return (await read_part(cp, thread_id, start, stop))[1]
 
 
+async def load_range(
+    cp: Checkpointer[Any], thread_id: str, start: int = 0, stop: int | None = None
+) -> CheckpointData[Any] | None:
+    """Return a snapshot with ``messages[start:stop]``, as `ReadsRanges.load_range`."""
+    if isinstance(cp, ReadsRanges):
+        return await cp.load_range(thread_id, start, stop)
+
+    if (data := await cp.load(thread_id)) is None:
+        return None
+
+    first, last = span(start, stop, data.version, data.first)
+    part = data.messages[first - data.first : last - data.first]
+    return replace(data, messages=part, first=first)
+
+
 async def read_part(
     cp: Checkpointer[Any], thread_id: str, start: int = 0, stop: int | None = None
 ) -> tuple[int, list[Any]]:
@@ -94,14 +110,5 @@ async def read_part(
 
     That is later than ``start`` if the messages before it were trimmed.
     """
-    if isinstance(cp, ReadsRanges):
-        data = await cp.load_range(thread_id, start, stop)
-        return (start, []) if data is None else (data.first, data.messages)
-
-    data = await cp.load(thread_id)
-
-    if data is None:
-        return start, []
-
-    first, last = span(start, stop, data.version, data.first)
-    return first, data.messages[first - data.first : last - data.first]
+    data = await load_range(cp, thread_id, start, stop)
+    return (start, []) if data is None else (data.first, data.messages)

@@ -42,8 +42,9 @@ from cpkit.driver.metrics import provided_meter
 from cpkit.effects.effect import check_callback, copy_json
 from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.errors import BackendUnavailable
+from cpkit.fenced import load_range
 from cpkit.lease import Lease, LeaseTimeout, this_process, thread_lease
-from cpkit.protocol import Checkpointer, ErasesThreads, ReadsRanges
+from cpkit.protocol import Checkpointer, ErasesThreads
 from cpkit.records import JsonValue
 from cpkit.retention import Retention, check_abilities, prune
 from cpkit.runs import (
@@ -439,15 +440,9 @@ class Worker:
 
     async def _read_hints(self) -> list[dict[str, Any]]:
         """Return the hints since the last look; none at the first one."""
-        cp, start = self._cp, self._hints_read
-
-        if not isinstance(cp, ReadsRanges):
-            data = await cp.load(HINTS)
-        elif start is None:
-            data = await cp.load_range(HINTS, stop=0)
-        else:
-            data = await cp.load_range(HINTS, start)
-
+        start = self._hints_read
+        stop = 0 if start is None else None
+        data = await load_range(self._cp, HINTS, start or 0, stop)
         self._hints_read = 0 if data is None else data.version
 
         if data is None or start is None:
@@ -457,7 +452,7 @@ class Worker:
             self._hints_read = 0  # the thread was started again: all are new
             return await self._read_hints()
 
-        return data.messages[start - data.first :]
+        return data.messages
 
     async def _note_runs(self) -> None:
         """Note what has changed in the list of runs, and which holder is silent."""

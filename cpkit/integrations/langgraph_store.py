@@ -17,8 +17,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from cpkit.driver.ids import check_id
+from cpkit.fenced import load_range
 from cpkit.integrations.bridge import Bridge
-from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads, ReadsRanges
+from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
 from cpkit.registry import needs_extra
 from cpkit.sync import SyncCheckpointer
 from cpkit.tools.paging import gather_limited
@@ -120,11 +121,7 @@ class MemoryStore(BaseStore):
 
     async def _load(self, thread_id: str) -> dict[str, Any] | None:
         """Return the item's value and times, or ``None``."""
-        if isinstance(self._cp, ReadsRanges):
-            data = await self._cp.load_range(thread_id, 0, 0)
-        else:
-            data = await self._cp.load(thread_id)
-
+        data = await load_range(self._cp, thread_id, stop=0)
         found = None if data is None else data.extra.get("item")
         return found if isinstance(found, dict) else None
 

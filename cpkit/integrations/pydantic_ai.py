@@ -23,8 +23,8 @@ from typing import Any
 
 from cpkit.driver.ids import check_id
 from cpkit.errors import VersionConflict
-from cpkit.fenced import append_once, read_range
-from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads, ReadsRanges
+from cpkit.fenced import append_once, load_range, read_range
+from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
 from cpkit.records import CheckpointData
 from cpkit.registry import needs_extra
 from cpkit.tools.paging import gather_limited, thread_pages
@@ -292,11 +292,8 @@ class ConversationStore(theirs.ConversationStore):
         return [info.thread_id async for page in pages for info in page]
 
     async def _look(self, thread_id: str) -> CheckpointData[Any] | None:
-        """Return a thread with its extra; without messages, if the store can."""
-        if isinstance(self._cp, ReadsRanges):
-            return await self._cp.load_range(thread_id, 0, 0)
-
-        return await self._cp.load(thread_id)
+        """Return a thread with its extra, without messages."""
+        return await load_range(self._cp, thread_id, stop=0)
 
     def _record(self, data: CheckpointData[Any] | None) -> ConversationRecord | None:
         stored = None if data is None else data.extra.get("record")
