@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
@@ -21,46 +20,34 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from cpkit.errors import VersionConflict
 from cpkit.integrations.langgraph.composing import Composer, Draft, Fence, Stale
-from cpkit.integrations.langgraph.names import FENCE, config_for, namespace_in
+from cpkit.integrations.langgraph.names import FENCE, OWNER, config_for, namespace_in
 from cpkit.integrations.langgraph.records import Stored, View, Write
 from cpkit.integrations.langgraph.threads import Threads
-from cpkit.integrations.langgraph.values import Value, value_of
-from cpkit.protocol import TrimsThreads
+from cpkit.integrations.langgraph.values import Value, loaded
 
 __all__ = ["Checkpoints", "Filter", "Found"]
 
 Filter = dict[str, Any] | None
-
-_TRIES = 5
-"""Tries of a prune beside other writers of the thread."""
-
-_DELTA_COUNTERS = "counters_since_delta_snapshot"
-"""In the metadata of a checkpoint that needs an earlier one for a delta channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A checkpoint and its writes; any thread may call `load`."""
 
-    thread_id: str
     stored: Stored
     writes: list[Write]
-
-    @property
-    def id(self) -> str:
-        return self.stored.id
 
     @classmethod
     def of(cls, stored: Stored) -> Found:
         writes = stored.view.writes_of(stored.record["ns"], stored.id)
-        return cls(stored.view.thread_id, stored, writes)
+        return cls(stored, writes)
 
     def load(self, serde: SerializerProtocol) -> CheckpointTuple:
         """Build LangGraph's tuple, which shares no object with another result."""
         body, metadata = self.stored.head(serde)
         versions, values = self.stored.build()
+        thread_id = self.stored.view.thread_id
         ns, parent = self.stored.record["ns"], self.stored.record["parent"]
         checkpoint: Any = {
             **body,
@@ -71,11 +58,14 @@ class Found:
             },
         }
         return CheckpointTuple(
-            config_for(self.thread_id, ns, self.stored.id),
+            config_for(thread_id, ns, self.stored.id),
             checkpoint,
             metadata,
-            config_for(self.thread_id, ns, parent) if parent else None,
-            [(one.task_id, one.channel, one.load(serde)) for one in self.writes],
+            config_for(thread_id, ns, parent) if parent else None,
+            [
+                (task, channel, loaded(value, serde))
+                for task, channel, value in self.writes
+            ],
         )
 
 
@@ -172,7 +162,7 @@ class Checkpoints:
         found = [
             [Found.of(stored) for stored in search.found(view)] async for view in views
         ]
-        newest = merge(*found, key=lambda one: one.id, reverse=True)
+        newest = merge(*found, key=lambda one: one.stored.id, reverse=True)
         return [*islice(newest, None if limit is None else max(limit, 0))]
 
     async def put(
@@ -184,16 +174,16 @@ class Checkpoints:
     ) -> RunnableConfig:
         thread = self._threads.get(config["configurable"]["thread_id"])
         ns, parent = namespace_in(config), config["configurable"].get("checkpoint_id")
-        view = await self._threads.known(thread)
+        view = thread.view or await self._threads.read(thread)
         offers = thread.offers.pop((ns, parent), {})
-        new = checkpoint, metadata, new_versions
-        draft = self._composer.checkpoint(view, offers, config, *new)
+        new = config, checkpoint, metadata, new_versions
+        draft = self._composer.checkpoint(view, offers, *new)
 
         try:
             await self._threads.append(thread, draft)
         except Stale:
             # The thread was deleted, or a write was not stored.
-            draft = self._composer.checkpoint(view, {}, config, *new, is_whole=True)
+            draft = self._composer.checkpoint(view, {}, *new, is_whole=True)
             await self._threads.append(thread, draft)
 
         if thread.view is not None:
@@ -215,178 +205,14 @@ class Checkpoints:
             draft = self._composer.writes(offers, config, writes, task_id, task_path)
             await self._threads.append(thread, draft)
 
-    async def copy_newest(self, source_id: str, target_id: str, last: int) -> None:
-        """Put the last checkpoints of each namespace, with writes, into another thread.
-
-        The oldest of them is stored whole. With a delta channel, also those before it
-        from which the channel is rebuilt are copied.
-        """
-        if last < 1:
-            raise ValueError(f"last must be at least 1, not {last!r}")
-
-        source = self._threads.get(source_id)
-
-        if source is self._threads.get(target_id):
-            return
-
-        view = await self._threads.window(source.store_id, lambda _: 0)
-        target = self._threads.get(target_id)
-
-        for draft in self._again(view, target_id, self._newest(view, last)):
-            await self._threads.append(target, draft)
-
-    async def keep_newest(self, thread_id: str) -> None:
-        """Free all but the newest checkpoint of each namespace, with its writes.
-
-        What a delta channel is rebuilt from stays too, hidden. On a store that cannot
-        trim, the others are hidden.
-        """
-        thread = self._threads.get(thread_id)
-
-        for tries in range(_TRIES, 0, -1):
-            view = await self._threads.read(thread, lambda _: 0)
-            newest = self._newest(view, 1, alone=True)
-            root = next((one.id for one in newest if not one.record["ns"]), None)
-            wanted = {one.position for one in newest if not self._is_over(one, root)}
-            others = [
-                [ns, one.id]
-                for ns, space in view.spaces.items()
-                for one in space.visible()
-                if one.position not in wanted
-            ]
-
-            if not others:
-                await self._threads.trim(thread, view)  # a prune may have died before
-                return
-
-            if not isinstance(self._threads.cp, TrimsThreads):
-                hidden = Draft({"type": "hidden", "checkpoints": others})
-                await self._threads.append(thread, hidden)
-                return
-
-            kept = [
-                one
-                for one in self._newest(view, 1)
-                if one.position in wanted or not self._is_over(one, root)
-            ]
-            drafts = self._kept(view, thread_id, kept, wanted)
-
-            try:
-                await self._threads.begin_again(thread, view, drafts)
-                return
-            except VersionConflict:
-                if tries == 1:
-                    raise
-
-    async def free_hidden(self, thread_id: str) -> None:
-        """Free the hidden checkpoints, if the thread takes half of its bytes then.
-
-        The others are stored again, whole. Where the store cannot trim, or another
-        writer appends meanwhile, the hidden ones stay; the next prune frees them.
-        """
-        thread = self._threads.get(thread_id)
-        view = await self._threads.read(thread, lambda _: 0)
-        spaces = view.spaces.values()
-        shown = {one.position for space in spaces for one in space.visible()}
-        count = sum(len(space.checkpoints) for space in spaces)
-
-        if not isinstance(self._threads.cp, TrimsThreads) or len(shown) * 2 > count:
-            return
-
-        kept = self._newest(view, count)
-        drafts = self._kept(view, thread_id, kept, shown)
-
-        if sum(one.weight for one in drafts) * 2 <= view.weight:
-            with suppress(VersionConflict):
-                await self._threads.begin_again(thread, view, drafts)
-
-    def _kept(
-        self, view: View, thread_id: str, kept: Sequence[Stored], shown: Collection[int]
-    ) -> list[Draft]:
-        """Return drafts of what is kept; those that are not ``shown`` are hidden."""
-        drafts = self._again(view, thread_id, kept)
-        drafts += self._early_writes(view, thread_id)
-        left = [[one.record["ns"], one.id] for one in kept if one.position not in shown]
-        return drafts + (
-            [Draft({"type": "hidden", "checkpoints": left})] if left else []
-        )
-
-    def _is_over(self, stored: Stored, root: str | None) -> bool:
-        """Return whether this is of a subgraph's call from an older root checkpoint.
-
-        The namespace of a call ends with its task's id, after a colon. That of a
-        subgraph with its own checkpointer has none, and outlives each call.
-        """
-        if ":" not in stored.record["ns"]:
-            return False
-
-        parents = stored.head(self.serde)[1].get("parents") or {}
-        known = stored.view.space("").checkpoints
-        return parents.get("") in known and parents[""] != root
-
-    def _again(self, view: View, thread_id: str, kept: Sequence[Stored]) -> list[Draft]:
-        """Return drafts that store these checkpoints and their writes whole."""
-        drafts: list[Draft] = []
-        ids = {(one.record["ns"], one.id) for one in kept}
-        empty = View(view.store_id)
-
-        for stored in kept:
-            ns, parent = stored.record["ns"], stored.record["parent"]
-            found = Found.of(stored).load(self.serde)
-            before = config_for(thread_id, ns, parent if (ns, parent) in ids else None)
-            draft = self._composer.checkpoint(
-                empty, {}, before, found.checkpoint, found.metadata, {}
-            )
-            drafts += [draft, *self._writes_again(view, thread_id, ns, stored.id)]
-
-        return drafts
-
-    def _early_writes(self, view: View, thread_id: str) -> Iterator[Draft]:
-        """Yield drafts of the writes that stand before their checkpoint."""
-        for ns, space in view.spaces.items():
-            for checkpoint_id in space.writes.keys() - space.checkpoints.keys():
-                yield from self._writes_again(view, thread_id, ns, checkpoint_id)
-
-    def _writes_again(
-        self, view: View, thread_id: str, ns: str, checkpoint_id: str
-    ) -> Iterator[Draft]:
-        config = config_for(thread_id, ns, checkpoint_id)
-
-        for position, record in view.space(ns).writes.get(checkpoint_id, ()):
-            with view.checked(position):
-                writes = [
-                    (channel, Write("", channel, value_of(entry, view.blobs)))
-                    for _, channel, entry in record["writes"]
-                ]
-                task = record["task_id"], record["task_path"]
-
-            loaded = [(channel, one.load(self.serde)) for channel, one in writes]
-            yield self._composer.writes({}, config, loaded, *task)
-
-    def _newest(self, view: View, last: int, *, alone: bool = False) -> list[Stored]:
-        """Return the last checkpoints of each namespace, and what they build on."""
-        found: dict[int, Stored] = {}
-
-        for ns, space in view.spaces.items():
-            for newest in islice(space.visible(), last):
-                stored: Stored | None = newest
-
-                while stored is not None and stored.position not in found:
-                    found[stored.position] = stored
-
-                    if alone or not stored.head(self.serde)[1].get(_DELTA_COUNTERS):
-                        break
-
-                    stored = view.complete(ns, stored.record["parent"])
-
-        return [found[position] for position in sorted(found)]
-
-    async def claim(self, thread_id: str) -> str:
-        """Make a new run the owner of the thread; return its token."""
+    async def claim(self, config: RunnableConfig) -> RunnableConfig:
+        """Make a new run the owner of the thread; return its config."""
+        configurable = config["configurable"]
         token = uuid4().hex
         draft = Draft({"type": "owner"}, extra={"owner": token})
-        await self._threads.append(self._threads.get(thread_id), draft)
-        return token
+        thread = self._threads.get(configurable["thread_id"])
+        await self._threads.append(thread, draft)
+        return {**config, "configurable": {**configurable, OWNER: token}}
 
     async def history(
         self, config: RunnableConfig, channels: Sequence[str]
@@ -425,17 +251,15 @@ class Checkpoints:
         missing = set(channels)
 
         for stored in walk(view)[0]:
-            for write in reversed(view.writes_of(ns, stored.id)):
-                if write.channel in missing:
-                    entry = write.task_id, write.channel, write.load(self.serde)
-                    history[write.channel]["writes"].append(entry)
+            for task_id, channel, value in reversed(view.writes_of(ns, stored.id)):
+                if channel in missing:
+                    write = task_id, channel, loaded(value, self.serde)
+                    history[channel]["writes"].append(write)
 
             values = stored.build()[1]
 
             for channel in missing & values.keys():
-                value = values[channel]
-                seed = value.load(self.serde) if type(value) is Value else value
-                history[channel]["seed"] = seed
+                history[channel]["seed"] = loaded(values[channel], self.serde)
 
             missing -= values.keys()
 
@@ -453,19 +277,15 @@ def _note_prints(view: View, draft: Draft) -> None:
     if (stored := checkpoints.get(record["checkpoint_id"])) is None:
         return
 
-    values = stored.state[1]
-
     for channel, prints in draft.prints.items():
-        value = values[channel]
-
-        if prints and type(value) is Value:
+        if prints and type(value := stored.state[1][channel]) is Value:
             value.prints = prints
 
             if value.base is not None:
                 value.base.prints = None
 
     if (parent := checkpoints.get(record["parent"])) not in (None, stored):
-        parent.forget_state()
+        parent.cached = None
 
 
 def _item(metadata: Any, key: str) -> Any:

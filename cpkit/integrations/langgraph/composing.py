@@ -77,19 +77,20 @@ class Draft:
     named: set[str] = field(default_factory=set)
     prints: dict[str, Prints] = field(default_factory=dict)
     extra: dict[str, JsonValue] = field(default_factory=dict)
+    owner: str | None = None
+    fence: Fence | None = None
 
     def __post_init__(self) -> None:
-        self.record["size"] = 0
+        self.record.setdefault("size", 0)
+
+        if self.config is not None:
+            self.owner = self.config["configurable"].get(OWNER)
+            self.fence = self.config["configurable"].get(FENCE)
 
     @property
     def weight(self) -> int:
         size: int = self.record["size"]
         return size + sum(len(one["text"]) for one in self.blobs)
-
-    @property
-    def fence(self) -> Fence | None:
-        fence: Fence | None = self._named_in_config(FENCE)
-        return fence
 
     def refusal(
         self, view: View, positions: Mapping[object, int]
@@ -98,10 +99,10 @@ class Draft:
 
         ``positions`` are those of the view, and of blobs in the same append.
         """
-        token, fence, base = self._named_in_config(OWNER), self.fence, self.base
+        fence, base = self.fence, self.base
 
-        if token is not None and view.extra.get("owner") != token:
-            return NotOwner(view.thread_id, token)
+        if self.owner is not None and view.extra.get("owner") != self.owner:
+            return NotOwner(view.thread_id, self.owner)
 
         if fence is not None and fence.version != view.version:
             return VersionConflict(view.store_id, fence.version or 0, view.version)
@@ -139,9 +140,6 @@ class Draft:
         positions.setdefault(place, start)
         return [*self.blobs, {**self.record, "start": start}]
 
-    def _named_in_config(self, key: str) -> Any:
-        return self.config["configurable"].get(key) if self.config else None
-
 
 class Composer:
     """Makes the records of checkpoints and of writes."""
@@ -177,11 +175,11 @@ class Composer:
         }
         lists = self._lists(values, before, same)
 
-        if base and not is_whole and known.keys() <= versions.keys():
+        if base is None or not known.keys() <= versions.keys():
+            is_whole = True
+        elif not is_whole:
             tails = {channel for channel, (_, keep) in lists.items() if keep}
             is_whole = _is_due(view, base, same | tails)
-        else:
-            is_whole = True
 
         record: Record = {
             "type": "checkpoint",

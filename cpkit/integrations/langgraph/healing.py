@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.messages import (
@@ -18,12 +17,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from cpkit.effects.requests import waiting_tools
 from cpkit.heal import Closed, HealReport, Left, result_text
-from cpkit.heal.closing import (
-    AMBIGUOUS,
-    INTERRUPTED,
-    has_result,
-    is_of_arguments,
-)
+from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result, is_of_arguments
 from cpkit.integrations.langgraph.composing import Fence
 from cpkit.integrations.langgraph.names import FENCE
 from cpkit.protocol import Checkpointer, KeepsReceipts
@@ -44,15 +38,13 @@ async def heal(
     """Add a result for each tool call in the graph's messages that has none.
 
     Nothing is executed. The results are those that the ledger recorded in
-    ``calls_thread``, the default is the id of the graph's thread; without a record the
+    ``calls_thread``, by default the id of the graph's thread; without a record the
     result says that the call was interrupted. A model may repeat an id, and the earlier
     call may be removed from the messages. So a result is used only if the ledger would
     return it for the arguments of this call. Each result stands behind its call, also
     if other messages follow: then the list of messages is replaced. ``as_node`` is that
-    of LangGraph's ``update_state``. A call is left if its effect has an unknown
-    outcome, if its tool has an approval request in the thread that is undecided, or
-    approved and not used, if the graph still waits to run it, or if another open call
-    has its id and tool and a result is on record, which may be of either.
+    of LangGraph's ``update_state``. A call is left if the graph still waits to run it,
+    and for the reasons that `cpkit.heal.heal` names.
 
     Raises ``VersionConflict`` if another process writes to the thread meanwhile, and
     changes nothing then. Only a graph with a `CheckpointSaver` has this check.
@@ -69,62 +61,58 @@ async def heal(
     messages: list[AnyMessage] = state.values.get(channel, [])
     records = await cp.list_calls(calls_thread or thread_id)
     waiting = await waiting_tools(cp, {calls_thread or thread_id})
-    recorded = partial(_recorded, messages, records, waiting)
-    healed, closed, left = _healed(messages, state.next, recorded)
+    open_calls = _open_calls(messages)
+    results: list[tuple[int, ToolMessage]] = []
+    closed: list[Closed] = []
+    left: list[Left] = []
 
-    if closed:
-        new: list[Any] = healed[len(messages) :]
+    for end, call in open_calls:
+        call_id, name = str(call["id"]), call["name"]
+        found = _recorded(messages, open_calls, records, waiting, call)
 
-        if healed[: len(messages)] != messages:
-            new = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *healed]
+        if end == len(messages) and state.next:
+            reason = f"the graph waits to run {', '.join(state.next)}: resume it"
+            left.append(Left(call_id, name, reason))
+        elif isinstance(found, Left):
+            left.append(found)
+        else:
+            results.append((end, _message(call, *(found or (INTERRUPTED, True)))))
+            closed.append(Closed(call_id, name, "recorded" if found else "interrupted"))
 
-        await graph.aupdate_state(fenced, {channel: new}, as_node=as_node)
+    if results:
+        update = {channel: _update(messages, results)}
+        await graph.aupdate_state(fenced, update, as_node=as_node)
 
     return HealReport(thread_id, tuple(closed), tuple(left))
 
 
-def _healed(
-    messages: list[AnyMessage],
-    waiting: Sequence[str],
-    decide: Callable[[ToolCall], tuple[str, bool] | Left | None],
-) -> tuple[list[AnyMessage], list[Closed], list[Left]]:
-    """Return the messages with results behind their calls, and what was decided.
+def _message(call: ToolCall, text: str, is_error: bool) -> ToolMessage:
+    return ToolMessage(
+        text,
+        tool_call_id=str(call["id"]),
+        name=call["name"],
+        status="error" if is_error else "success",
+    )
 
-    ``waiting`` has the nodes that the graph waits to run. ``decide`` returns the
-    recorded result of a call.
-    """
-    healed: list[AnyMessage] = []
-    closed: list[Closed] = []
-    left: list[Left] = []
-    place = 0
 
-    for end, calls in _open_calls(messages):
-        healed += messages[place:end]
-        place = end
+def _update(
+    messages: list[AnyMessage], results: list[tuple[int, ToolMessage]]
+) -> list[Any]:
+    """Return the results alone, or all messages if some stand between them."""
+    if all(end == len(messages) for end, _ in results):
+        return [result for _, result in results]
 
-        for call in calls:
-            call_id, name = str(call["id"]), call["name"]
-            found = decide(call)
+    update: list[Any] = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *messages]
 
-            if end == len(messages) and waiting:
-                reason = f"the graph waits to run {', '.join(waiting)}: resume it"
-                left.append(Left(call_id, name, reason))
-            elif isinstance(found, Left):
-                left.append(found)
-            else:
-                text, is_error = found or (INTERRUPTED, True)
-                status: Any = "error" if is_error else "success"
-                healed.append(
-                    ToolMessage(text, tool_call_id=call_id, name=name, status=status)
-                )
-                source: Any = "recorded" if found else "interrupted"
-                closed.append(Closed(call_id, name, source))
+    for end, result in reversed(results):
+        update.insert(1 + end, result)
 
-    return healed + messages[place:], closed, left
+    return update
 
 
 def _recorded(
     messages: list[AnyMessage],
+    open_calls: list[tuple[int, ToolCall]],
     records: list[CallRecord],
     waiting: Mapping[str, str],
     call: ToolCall,
@@ -145,32 +133,27 @@ def _recorded(
         own = [one for one in records if is_of_arguments(one, call["args"])]
         found = result_text(call_id, own, name)
 
-    if isinstance(found, Left):
-        return found
-
     if found is None and name in waiting:
         return Left(call_id, name, waiting[name])
 
-    same = [
-        one
-        for _, calls in _open_calls(messages)
-        for one in calls
-        if (str(one["id"]), one["name"]) == (call_id, name)
-    ]
+    same = [(str(one["id"]), one["name"]) for _, one in open_calls]
 
-    if len(same) > 1 and has_result(call_id, name, records):
+    if isinstance(found, Left) or same.count((call_id, name)) == 1:
+        return found
+
+    if has_result(call_id, name, records):
         return Left(call_id, name, AMBIGUOUS)
 
     return found
 
 
-def _open_calls(messages: list[AnyMessage]) -> list[tuple[int, list[ToolCall]]]:
+def _open_calls(messages: list[AnyMessage]) -> list[tuple[int, ToolCall]]:
     """Return the tool calls that no later message answers, oldest first.
 
-    Each list stands with the position behind the message's calls and their results.
+    Each stands with the position behind its message and the results there.
     """
     answered: set[str] = set()
-    found: list[tuple[int, list[ToolCall]]] = []
+    found: list[tuple[int, ToolCall]] = []
     end = len(messages)
 
     for place, message in reversed(list(enumerate(messages))):
@@ -179,10 +162,11 @@ def _open_calls(messages: list[AnyMessage]) -> list[tuple[int, list[ToolCall]]]:
             continue
 
         if isinstance(message, AIMessage):
-            open_calls = [
-                one for one in message.tool_calls if str(one["id"]) not in answered
+            found += [
+                (end, call)
+                for call in reversed(message.tool_calls)
+                if str(call["id"]) not in answered
             ]
-            found.append((end, open_calls))
 
         end = place
 

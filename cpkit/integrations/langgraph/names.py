@@ -16,7 +16,6 @@ __all__ = [
     "config_for",
     "namespace_in",
     "store_thread_id",
-    "thread_id_in",
 ]
 
 OWNER = "cpkit_owner"
@@ -32,10 +31,8 @@ HASHED = "cpkit:langgraph-of:"
 def store_thread_id(thread_id: object) -> str:
     """Return the id under which a store keeps LangGraph's thread.
 
-    Two of LangGraph's ids never share an id. An id that fits follows a prefix
-    unchanged. An id that is too long or has a NUL is replaced by its SHA-256, after
-    another prefix. A value that is not a ``str`` is converted by ``str()``, as in
-    LangGraph's own savers.
+    An id that fits follows a prefix unchanged. One that is too long or has a NUL is
+    replaced by its SHA-256, after another prefix, so two threads never share an id.
     """
     name = f"{PLAIN}{thread_id}"
     # The store refuses an id with a lone surrogate.
@@ -47,11 +44,6 @@ def store_thread_id(thread_id: object) -> str:
     return f"{HASHED}{sha256(encoded.removeprefix(PLAIN.encode())).hexdigest()}"
 
 
-def thread_id_in(store_id: str) -> str | None:
-    """Return LangGraph's id of a thread, or ``None`` if the store's id is a hash."""
-    return store_id.removeprefix(PLAIN) if store_id.startswith(PLAIN) else None
-
-
 def namespace_in(config: RunnableConfig) -> str:
     """Return the namespace that the config names."""
     ns: str = config["configurable"].get("checkpoint_ns", "")
@@ -60,10 +52,9 @@ def namespace_in(config: RunnableConfig) -> str:
 
 def config_for(thread_id: object, ns: str, checkpoint_id: str | None) -> RunnableConfig:
     """Return the config that names a checkpoint."""
-    return {
-        "configurable": {
-            "thread_id": thread_id,
-            "checkpoint_ns": ns,
-            "checkpoint_id": checkpoint_id,
-        }
+    place = {
+        "thread_id": thread_id,
+        "checkpoint_ns": ns,
+        "checkpoint_id": checkpoint_id,
     }
+    return {"configurable": place}

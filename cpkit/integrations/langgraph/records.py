@@ -52,8 +52,8 @@ from langgraph.checkpoint.base import ChannelVersions, writes_sort_key
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from cpkit.errors import CorruptThread
-from cpkit.integrations.langgraph.names import thread_id_in
-from cpkit.integrations.langgraph.values import Value, value_of
+from cpkit.integrations.langgraph.names import PLAIN
+from cpkit.integrations.langgraph.values import value_of
 
 __all__ = [
     "Namespace",
@@ -69,6 +69,9 @@ Record: TypeAlias = dict[str, Any]
 
 State: TypeAlias = tuple[ChannelVersions, dict[str, Any]]
 """The versions and the values of channels: a `Value`, or JSON."""
+
+Write: TypeAlias = tuple[str, str, Any]
+"""A task's id, the channel that it wrote to, and the value: a `Value`, or JSON."""
 
 # Reading a small record takes as long as reading some kilobytes of text.
 _OVERHEAD = 4096
@@ -86,7 +89,8 @@ class Stored:
     """A checkpoint as the thread has it, and the view that has its blobs.
 
     ``base`` is its parent, unless the record is whole. ``begun`` is the weight of the
-    records of the view up to the last whole checkpoint.
+    records of the view up to the last whole checkpoint. ``cached`` is its state, which
+    is built again without it.
     """
 
     view: View
@@ -94,7 +98,7 @@ class Stored:
     position: int
     base: Stored | None
     begun: int
-    _state: State | None = None
+    cached: State | None = None
 
     @property
     def id(self) -> str:
@@ -108,8 +112,8 @@ class Stored:
 
     @property
     def state(self) -> State:
-        """The versions and the values of all channels, which are kept for a while."""
-        self._state = state = self._state or self.build()
+        """The versions and the values of all channels."""
+        self.cached = state = self.cached or self.build()
         return state
 
     def build(self) -> State:
@@ -118,7 +122,7 @@ class Stored:
         known = None
 
         while (base := chain[-1].base) is not None:
-            if (known := base._state) is not None:
+            if (known := base.cached) is not None:
                 break
 
             chain.append(base)
@@ -140,29 +144,12 @@ class Stored:
 
         return versions, values
 
-    def forget_state(self) -> None:
-        """Free the memory of the state, which is built again if it is needed."""
-        self._state = None
-
     def head(self, serde: SerializerProtocol) -> Any:
         """Load the checkpoint without its values, and its metadata."""
         with self.view.checked(self.position):
             value = value_of(self.record["head"], self.view.blobs)
 
         return value.load(serde)
-
-
-@dataclass(slots=True)
-class Write:
-    """One value that a task wrote to a channel."""
-
-    task_id: str
-    channel: str
-    value: Any
-
-    def load(self, serde: SerializerProtocol) -> Any:
-        value = self.value
-        return value.load(serde) if type(value) is Value else value
 
 
 @dataclass(slots=True)
@@ -189,8 +176,7 @@ class View:
 
     ``weight`` is about how many characters they have, with an overhead for each.
     ``positions`` has those of blobs by id, and the first of the writes of a checkpoint
-    by namespace and id. ``names`` has all namespaces of the thread, if a reader had to
-    look for one in all records. No record before the position ``begin`` counts.
+    by namespace and id. No record before the position ``begin`` counts.
     """
 
     def __init__(
@@ -209,7 +195,6 @@ class View:
         self.spaces: dict[str, Namespace] = {}
         self.blobs: dict[str, str] = {}
         self.positions: dict[object, int] = {}
-        self.names: set[str] | None = None
         self.extend(records)
 
     @property
@@ -223,7 +208,7 @@ class View:
             case {"thread": {"name": str(name)}}:
                 return name
 
-        return thread_id_in(self.store_id) or self.store_id
+        return self.store_id.removeprefix(PLAIN)
 
     def is_of(self, extra: Mapping[str, Any]) -> bool:
         """Return whether this is the extra of the same thread, not of a later one."""
@@ -255,12 +240,9 @@ class View:
         if (stored := self.find(ns, checkpoint_id)) is not None:
             return stored.start
 
-        if ns not in self.spaces:
-            is_unknown = self.names is None or ns in self.names
-            return self.farther() if is_unknown else self.first
-
-        # The newest checkpoint stands before these writes of its tasks.
-        return min(self.spaces[ns].hint, self.farther())
+        # The newest checkpoint may stand before these writes of its tasks.
+        hint = self.spaces[ns].hint if ns in self.spaces else self.first
+        return min(hint, self.farther())
 
     def farther(self) -> int:
         """Return where to begin to look for what the view does not have."""
@@ -281,8 +263,7 @@ class View:
 
                 for index, channel, entry in record["writes"]:
                     if index < 0 or (task_id, index) not in found:
-                        value = value_of(entry, self.blobs)
-                        write = Write(task_id, channel, value)
+                        write = task_id, channel, value_of(entry, self.blobs)
                         found[task_id, index] = path, write
 
         places = sorted(found, key=lambda one: writes_sort_key(found[one][0], *one))
@@ -290,29 +271,24 @@ class View:
 
     def extend(self, records: Sequence[Record]) -> None:
         """Add the next records; raise ``CorruptThread`` if a message is not one."""
-        for record in records:
-            try:
+        with self.checked():
+            for record in records:
                 self._take(record)
                 self.weight += weight_of(record)
-            except _DAMAGE as exc:
-                raise self._damage(self.version, exc) from exc
-
-            self.records.append(record)
+                self.records.append(record)
 
     @contextmanager
-    def checked(self, position: int) -> Iterator[None]:
-        """Raise ``CorruptThread`` for a record that has another form."""
+    def checked(self, position: int | None = None) -> Iterator[None]:
+        """Raise ``CorruptThread`` if the record has another form; without a position,
+        that which is added next."""
         try:
             yield
         except _DAMAGE as exc:
-            raise self._damage(position, exc) from exc
-
-    def _damage(self, position: int, exc: Exception) -> CorruptThread:
-        return CorruptThread(
-            self.store_id,
-            f"message {position}",
-            f"not a LangGraph record that this version of cpkit knows: {exc!r}",
-        )
+            raise CorruptThread(
+                self.store_id,
+                f"message {self.version if position is None else position}",
+                f"not a LangGraph record that this version of cpkit knows: {exc!r}",
+            ) from exc
 
     def _take(self, record: Record) -> None:
         match record["type"]:

@@ -19,7 +19,6 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from cpkit.integrations.bridge import Bridge
 from cpkit.integrations.langgraph.checkpoints import Checkpoints, Filter
-from cpkit.integrations.langgraph.names import OWNER
 from cpkit.integrations.langgraph.serializer import DefaultSerializer
 from cpkit.integrations.langgraph.threads import Threads
 from cpkit.integrations.langgraph.upkeep import Upkeep
@@ -27,9 +26,6 @@ from cpkit.protocol import Checkpointer
 from cpkit.sync import SyncCheckpointer
 
 __all__ = ["CheckpointSaver"]
-
-# A run uses one thread many times. Few servers have more runs at a time.
-_CACHED_THREADS = 128
 
 
 class CheckpointSaver(BaseCheckpointSaver[str]):
@@ -40,17 +36,13 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     methods may be called from any loop. Synchronous methods may be called from any
     thread except that of the store's loop, where they raise ``RuntimeError``.
 
-    Each ``put`` and ``put_writes`` is atomic, and those of one thread that come at the
-    same time share an append. When a put returns, it is as durable as the store
-    promises. `records` describes what is stored. A read fetches the records that are
-    new since the last read. The records of ``cached_threads`` threads stay in memory,
-    at most about ``cached_bytes`` of them.
+    Each ``put`` and ``put_writes`` is atomic, and as durable as the store promises.
+    `records` describes what is stored. The records of the ``cached_threads`` threads
+    that were used last stay in memory, at most about ``cached_bytes`` of them.
 
-    ``serde`` defaults to LangGraph's serializer without pickle and without imports. It
-    loads models, dataclasses and enums that the application has imported, and the types
-    that LangGraph calls safe. Reading another type raises ``TypeRefused``, unless you
-    allow it with ``JsonPlusSerializer(allowed_msgpack_modules=[...])``. Raises
-    ``ValueError`` for a serializer that falls back to pickle.
+    ``serde`` defaults to LangGraph's serializer without pickle and without imports:
+    reading a type that the application has not imported raises ``TypeRefused``. A
+    serializer that falls back to pickle raises ``ValueError``.
     """
 
     def __init__(
@@ -58,7 +50,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         cp: Checkpointer[Any] | SyncCheckpointer[Any],
         *,
         serde: SerializerProtocol | None = None,
-        cached_threads: int = _CACHED_THREADS,
+        cached_threads: int = 128,
         cached_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         if cached_threads < 1:
@@ -73,7 +65,6 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     def get_next_version(self, current: str | int | None, channel: None) -> str:
         """Return a version above the current one that no other branch has."""
         number = int(str(current).partition(".")[0]) if current is not None else 0
-        # Longer numbers of earlier versions of cpkit start with more zeros.
         return f"{number + 1:010}.{random.getrandbits(48):012x}"
 
     # Async methods, for any event loop
@@ -92,10 +83,9 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     ) -> AsyncIterator[CheckpointTuple]:
         """Yield matching checkpoints, the last that was appended first.
 
-        A config without a namespace matches all namespaces of the thread. With a
-        ``limit``, about as much is read as is returned, and what was stored after
-        ``before``. Without a config, every thread is read. Then the store must list
-        threads, or ``Unsupported`` is raised.
+        A config without a namespace matches all namespaces of the thread. Without a
+        config, every thread is read; ``Unsupported`` is raised if the store cannot list
+        threads.
         """
         for found in await self._bridge.go(
             self._stored.find(config, filter, before, limit)
@@ -133,18 +123,14 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     async def aclaim(self, config: RunnableConfig) -> RunnableConfig:
         """Return a config for a run that owns the thread from here on.
 
-        Pass the config to the graph. If another run claims the thread later, the next
-        checkpoint or write of this run is refused with ``NotOwner``. A run without a
-        claim is not refused.
+        Pass the config to the graph. After a later claim, the next checkpoint or write
+        of this run is refused with ``NotOwner``. A run without a claim is not refused.
         """
-        thread_id = config["configurable"]["thread_id"]
-        token = await self._bridge.go(self._stored.claim(thread_id))
-        return _owned(config, token)
+        return await self._bridge.go(self._stored.claim(config))
 
     def claim(self, config: RunnableConfig) -> RunnableConfig:
         """Return a config for a run that owns the thread, as `aclaim` does."""
-        thread_id = config["configurable"]["thread_id"]
-        return _owned(config, self._bridge.wait(self._stored.claim(thread_id)))
+        return self._bridge.wait(self._stored.claim(config))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Erase the thread from the store, in all namespaces.
@@ -157,12 +143,11 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of these runs, in all threads.
 
-        They are hidden at once. Where that halves a thread, the others are stored again
-        and the thread is trimmed, as by `aprune`; otherwise a later deletion or prune
-        frees the bytes. Other runs stay, for time travel too. Reads the whole store.
-        Raises ``Unsupported`` if the store cannot list threads.
+        They are hidden at once. Their bytes are freed where that halves a thread, and
+        otherwise by a later deletion or prune. Reads the whole store. Raises
+        ``Unsupported`` if the store cannot list threads.
         """
-        await self._bridge.go(self._delete_for_runs(_several("run_ids", run_ids)))
+        await self._bridge.go(self._upkeep.delete_runs(run_ids))
 
     async def acopy_thread(
         self,
@@ -174,29 +159,26 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         """Append all records of a thread to another thread, some at a time.
 
         With ``last``, only so many of the newest checkpoints of each namespace are
-        copied, with their writes: 1 is a fork that has the state and no history. A
-        delta channel adds the checkpoints from which it is rebuilt.
-
-        The run that owns the source does not own the copy. Without ``last`` it raises
-        ``VersionConflict`` if another writer appends to the target meanwhile. If the
-        process dies, the target has the oldest checkpoints.
+        copied, with their writes and what a delta channel is rebuilt from: 1 is a fork.
+        Without, ``VersionConflict`` is raised if another writer appends to the target
+        meanwhile. If the process dies, the target has the oldest checkpoints. The run
+        that owns the source does not own the copy.
         """
-        await self._bridge.go(self._copy(source_thread_id, target_thread_id, last))
+        await self._bridge.go(
+            self._upkeep.copy(source_thread_id, target_thread_id, last)
+        )
 
     async def aprune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
     ) -> None:
         """Free all but the newest checkpoint of each namespace, with its writes.
 
-        They are stored again, whole, and the thread is trimmed before them. A run that
-        is writing the thread goes on. Earlier checkpoints are gone, as with LangGraph's
-        own savers. What a delta channel is rebuilt from stays, hidden. A store that
-        cannot trim hides the others. The strategy ``"delete"`` deletes the threads.
-
-        Raises ``VersionConflict`` where other writers append all the time; nothing of
-        the thread is lost then.
+        A run that is writing the thread goes on. What a delta channel is rebuilt from
+        stays, hidden. On a store that cannot trim, the others are hidden. The strategy
+        ``"delete"`` deletes the threads. Raises ``VersionConflict`` where other writers
+        append all the time; nothing of the thread is lost then.
         """
-        await self._bridge.go(self._prune(_several("thread_ids", thread_ids), strategy))
+        await self._bridge.go(self._upkeep.prune(thread_ids, strategy))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -246,7 +228,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         self._bridge.wait(self._upkeep.delete(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        self._bridge.wait(self._delete_for_runs(_several("run_ids", run_ids)))
+        self._bridge.wait(self._upkeep.delete_runs(run_ids))
 
     def copy_thread(
         self,
@@ -255,38 +237,17 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         *,
         last: int | None = None,
     ) -> None:
-        self._bridge.wait(self._copy(source_thread_id, target_thread_id, last))
+        self._bridge.wait(self._upkeep.copy(source_thread_id, target_thread_id, last))
 
     def prune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
     ) -> None:
-        self._bridge.wait(self._prune(_several("thread_ids", thread_ids), strategy))
+        self._bridge.wait(self._upkeep.prune(thread_ids, strategy))
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         return self._bridge.wait(self._stored.history(config, channels))
-
-    async def _delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        for thread_id in await self._upkeep.hide_runs(run_ids):
-            await self._stored.free_hidden(thread_id)
-
-    async def _prune(self, thread_ids: Sequence[str], strategy: str) -> None:
-        if strategy not in ("keep_latest", "delete"):
-            raise ValueError(
-                f"strategy must be 'keep_latest' or 'delete', not {strategy!r}"
-            )
-
-        prune = {"delete": self._upkeep.delete, "keep_latest": self._stored.keep_newest}
-
-        for thread_id in thread_ids:
-            await prune[strategy](thread_id)
-
-    async def _copy(self, source: str, target: str, last: int | None) -> None:
-        if last is None:
-            await self._upkeep.copy(source, target)
-        else:
-            await self._stored.copy_newest(source, target, last)
 
     @property
     def _stored(self) -> Checkpoints:
@@ -299,20 +260,6 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     @property
     def _upkeep(self) -> Upkeep:
         return Upkeep(self._threads, self.serde)
-
-
-def _owned(config: RunnableConfig, token: str) -> RunnableConfig:
-    owned: RunnableConfig = {**config}
-    owned["configurable"] = {**config["configurable"], OWNER: token}
-    return owned
-
-
-def _several(name: str, ids: Sequence[str]) -> Sequence[str]:
-    """Refuse a single string, whose letters would be taken for ids."""
-    if isinstance(ids, str):
-        raise TypeError(f"{name} must be a sequence of ids, not the str {ids[:40]!r}")
-
-    return ids
 
 
 def _refuse_pickle(serde: object) -> None:

@@ -1,16 +1,10 @@
 """The saver's own serializer: LangGraph's, without pickle and without imports.
 
 LangGraph's default serializer imports and calls any class that stored data names. This
-one loads a class of the application only if
-
-- the graph's schema or the caller allows it, or
-- the application has imported it already, and it is a class of data: a pydantic model,
-  a dataclass, a named tuple, an enum, or a class derived from a plain value such as a
-  UUID or a set. With ``LANGGRAPH_STRICT_MSGPACK``, LangGraph allows the types of each
-  graph's schema, and this second rule does not apply.
-
-The types of a graph's schema are imported with the graph. So a program that runs with
-LangGraph's own savers runs with this serializer too.
+one loads a class of the application only if the graph's schema or the caller allows it,
+or if it is a class of data that the application has imported already: a pydantic model,
+a dataclass, a named tuple, an enum, or a class derived from a plain value. With
+``LANGGRAPH_STRICT_MSGPACK`` the second rule does not apply.
 """
 
 from __future__ import annotations
@@ -60,11 +54,8 @@ class DefaultSerializer(JsonPlusSerializer):
             pickle_fallback=False, allowed_msgpack_modules=tuple(allowed) or None
         )
         self._allowed = allowed
-        self._is_strict = os.getenv("LANGGRAPH_STRICT_MSGPACK", "").lower() in (
-            "1",
-            "true",
-            "yes",
-        )
+        strict = os.getenv("LANGGRAPH_STRICT_MSGPACK", "")
+        self._is_strict = strict.lower() in ("1", "true", "yes")
         self._wider: DefaultSerializer = self
 
     def with_msgpack_allowlist(

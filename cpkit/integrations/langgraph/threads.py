@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import ChainMap, OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from cpkit.errors import (
@@ -16,14 +14,13 @@ from cpkit.errors import (
     CorruptThread,
     VersionConflict,
 )
-from cpkit.fenced import append_once
+from cpkit.fenced import append_once, load_range
 from cpkit.fitting import append_what_fits
 from cpkit.integrations.langgraph.composing import Draft, Offers
 from cpkit.integrations.langgraph.errors import Unsupported
 from cpkit.integrations.langgraph.names import HASHED, PLAIN, store_thread_id
 from cpkit.integrations.langgraph.records import Record, View, new_thread
-from cpkit.protocol import Checkpointer, ListsThreads, ReadsRanges, TrimsThreads
-from cpkit.records import CheckpointData
+from cpkit.protocol import Checkpointer, ListsThreads, TrimsThreads
 
 __all__ = ["Thread", "Threads"]
 
@@ -37,9 +34,6 @@ _MANY_RECORDS = 64
 # it waited for. The writes that are queued wait as long, so that one append has both.
 _TURNS = 3
 
-# The weight of the drafts that are joined in one append.
-_MOST_JOINED = 1024 * 1024
-
 # The checkpoints whose writes are offered to the next one.
 _MOST_OFFERED = 8
 
@@ -47,14 +41,8 @@ Need = Callable[[View], int]
 """Returns where a view must begin, for what it is needed for."""
 
 
-@dataclass(slots=True, eq=False)
-class _Queued:
-    """A draft, and the caller that waits."""
-
-    draft: Draft
-    answer: asyncio.Future[Exception | None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+_Queued = tuple[Draft, asyncio.Future[Exception | None]]
+"""A draft, and the answer for which its caller waits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,9 +80,6 @@ class Threads:
         self, cp: Checkpointer[Any], limit: int, limit_bytes: int = 64 * 1024 * 1024
     ) -> None:
         self.cp = cp
-        self._ranges: ReadsRanges[Any] | None = (
-            cp if isinstance(cp, ReadsRanges) else None
-        )
         self._limit = limit
         self._limit_bytes = limit_bytes
         self._cached: OrderedDict[str, Thread] = OrderedDict()
@@ -122,23 +107,16 @@ class Threads:
                 thread.view = None
                 view = await self._catch_up(thread)
 
-            if found.first <= found.begin:
-                view.names = set(found.spaces)
-
             if found.weight <= self._limit_bytes // 2:
                 thread.view = found
 
         self._evict()
         return found
 
-    async def known(self, thread: Thread) -> View:
-        """Return the view in memory, or read the end of the thread."""
-        return thread.view or await self.read(thread)
-
     async def window(self, store_id: str, need: Need = lambda view: view.first) -> View:
         """Read a thread from its end, and back until it has what is needed."""
         while True:
-            data = await self._load(store_id, -_FIRST_READ)
+            data = await load_range(self.cp, store_id, -_FIRST_READ)
 
             if data is None:
                 return View(store_id)
@@ -154,20 +132,18 @@ class Threads:
         A caller that is cancelled before the append begins takes its draft back. The
         drafts of one thread that are put at the same time share an append.
         """
-        fence = draft.fence
-
-        if fence is not None and draft.record["type"] == "writes":
-            fence.writes.append(draft)
+        if draft.fence is not None and draft.record["type"] == "writes":
+            draft.fence.writes.append(draft)
             return
 
-        queued = _Queued(draft)
+        queued: _Queued = draft, asyncio.get_running_loop().create_future()
         thread.queue.append(queued)
 
         if thread.sender is None:
             thread.sender = asyncio.create_task(self._send(thread))
 
         try:
-            outcome = await queued.answer
+            outcome = await queued[1]
         except asyncio.CancelledError:
             if queued in thread.queue:
                 thread.queue.remove(queued)
@@ -193,32 +169,41 @@ class Threads:
             records += draft.placed(end, view.version + len(records), positions)
 
         records.append({"type": "begin", "before": view.version, "size": 0})
-        position = view.version
-
-        async def append(part: list[Record]) -> None:
-            nonlocal position
-            store_id = thread.store_id
-            await append_once(self.cp, store_id, part, expected_version=position)
-            position += len(part)
 
         async with thread.lock:
             thread.view = None  # it has what goes
-            await append_what_fits(append, records, None)
-            await self._trim(thread.store_id, view.version)
+            await self.append_at(thread.store_id, records, view.version)
 
-    async def trim(self, thread: Thread, view: View) -> None:
-        """Trim the records of a view that do not count any more, if it has any."""
-        if view.first < view.begin:
+        await self.trim(thread, view, view.version)
+
+    async def append_at(
+        self,
+        store_id: str,
+        records: list[Record],
+        position: int,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        """Append records at this position, in more steps if one would be too large."""
+
+        async def append(part: list[Record]) -> None:
+            nonlocal position, extra
+            await append_once(
+                self.cp, store_id, part, expected_version=position, extra=extra
+            )
+            position += len(part)
+            extra = None
+
+        await append_what_fits(append, records, None)
+
+    async def trim(self, thread: Thread, view: View, before: int) -> None:
+        """Trim the records of a view before a position, if the store can."""
+        if view.first < before and isinstance(self.cp, TrimsThreads):
             async with thread.lock:
                 thread.view = None
-                await self._trim(thread.store_id, view.begin)
+                await self.cp.trim(thread.store_id, before)
 
-    async def _trim(self, store_id: str, before: int) -> None:
-        if isinstance(self.cp, TrimsThreads):
-            await self.cp.trim(store_id, before)
-
-    async def store_ids(self, method: str) -> AsyncIterator[str]:
-        """Yield the store's ids of all LangGraph threads."""
+    async def windows(self, method: str, need: Need) -> AsyncIterator[View]:
+        """Yield a window of each LangGraph thread, but not of foreign threads."""
         if not isinstance(self.cp, ListsThreads):
             raise Unsupported(method, "list_threads")
 
@@ -226,42 +211,23 @@ class Threads:
             after = None
 
             while page := await self.cp.list_threads(prefix=prefix, after=after):
-                for info in page:
-                    yield info.thread_id
-
                 after = page[-1].thread_id
 
-    async def windows(
-        self, method: str, need: Need = lambda view: view.first
-    ) -> AsyncIterator[View]:
-        """Yield a window of each LangGraph thread, but not of foreign threads."""
-        async for store_id in self.store_ids(method):
-            try:
-                view = await self.window(store_id, need)
-            except CorruptThread:
-                data = await self._load(store_id, 0, 0)
+                for info in page:
+                    try:
+                        yield await self.window(info.thread_id, need)
+                    except CorruptThread:
+                        data = await load_range(self.cp, info.thread_id, 0, 0)
 
-                if data is not None and "thread" in data.extra:
-                    raise
-            else:
-                yield view
+                        if data is not None and "thread" in data.extra:
+                            raise
 
     # Reading
-
-    async def _load(
-        self, store_id: str, start: int, stop: int | None = None
-    ) -> CheckpointData[Any] | None:
-        """Return a part of the thread; a store without ``load_range`` loads it all."""
-        if self._ranges is not None:
-            return await self._ranges.load_range(store_id, start, stop)
-
-        data = await self.cp.load(store_id)
-        return data and replace(data, messages=data.messages[start:stop])
 
     async def _reached(self, view: View, need: Need) -> View | None:
         """Return the view with earlier records as needed; ``None`` if it is gone."""
         while (start := need(view)) < view.first:
-            data = await self._load(view.store_id, start, view.first)
+            data = await load_range(self.cp, view.store_id, start, view.first)
 
             if data is None or not view.is_of(data.extra):
                 return None
@@ -282,7 +248,7 @@ class Threads:
         # A view that has grown large is replaced by the end of the thread.
         if view is not None and view.weight <= self._limit_bytes // 2:
             end = view.version + _MANY_RECORDS
-            data = await self._load(thread.store_id, view.version, end)
+            data = await load_range(self.cp, thread.store_id, view.version, end)
 
             if data is None and view.version == 0:
                 return view
@@ -327,16 +293,16 @@ class Threads:
                     await asyncio.sleep(0)
 
                 async with thread.lock:
-                    batch = _taken(thread.queue)
+                    batch, thread.queue = thread.queue, []
                     await self._append(thread, batch)
         finally:
             thread.sender = None
 
             # If the event loop shuts down, the callers are cancelled too.
-            for queued in batch + thread.queue:
-                queued.answer.cancel()
+            for _, answer in batch + thread.queue:
+                answer.cancel()
 
-            thread.queue.clear()
+            thread.queue = []
 
     async def _append(self, thread: Thread, batch: list[_Queued]) -> None:
         """Append the drafts in one step, and answer the callers."""
@@ -367,29 +333,15 @@ class Threads:
             # What is stored is not known, or not known to this process.
             thread.view = None
 
-            # One draft that is refused must not make the others fail.
-            if len(batch) > 1 and _is_refused(exc):
-                for queued in batch:
-                    await self._append(thread, [queued])
-            else:
+            is_unclear = isinstance(exc, BackendUnavailable)
+
+            if is_unclear or len(batch) == 1 or not isinstance(exc, CheckpointerError):
                 _answer(batch, exc)
+                return
 
-
-def _taken(queue: list[_Queued]) -> list[_Queued]:
-    """Take drafts off the queue for one append: at least one, if any is left."""
-    weight = count = 0
-
-    for queued in queue:
-        weight += queued.draft.weight
-
-        if count and weight > _MOST_JOINED:
-            break
-
-        count += 1
-
-    batch = queue[:count]
-    del queue[:count]
-    return batch
+            # One draft that is refused must not make the others fail.
+            for queued in batch:
+                await self._append(thread, [queued])
 
 
 def _admitted(
@@ -404,11 +356,9 @@ def _admitted(
     positions: ChainMap[object, int] = ChainMap({}, view.positions)
     extra = {} if "thread" in view.extra else new_thread(name)
 
-    for queued in batch:
-        draft = queued.draft
-
+    for draft, answer in batch:
         if (refusal := draft.refusal(view, positions)) is not None:
-            _answer([queued], refusal)
+            _answer([(draft, answer)], refusal)
             continue
 
         for one in (*(draft.fence.writes if draft.fence else ()), draft):
@@ -416,25 +366,12 @@ def _admitted(
             records += one.placed(view, end, positions)
             extra |= one.extra
 
-        admitted.append(queued)
+        admitted.append((draft, answer))
 
     return admitted, records, extra
 
 
-def _is_refused(exc: Exception) -> bool:
-    return isinstance(exc, CheckpointerError) and not isinstance(
-        exc, BackendUnavailable
-    )
-
-
 def _answer(batch: list[_Queued], outcome: Exception | None) -> None:
-    """Answer the callers; each gets an error of its own, if it can be copied."""
-    for queued in batch:
-        own = outcome
-
-        if own is not None and len(batch) > 1:
-            with suppress(Exception):  # a store's own class may not allow it
-                own = copy(own)
-
-        if not queued.answer.done():
-            queued.answer.set_result(own)
+    for _, answer in batch:
+        if not answer.done():
+            answer.set_result(outcome)

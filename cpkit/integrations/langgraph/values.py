@@ -18,10 +18,10 @@ stored again.
 from __future__ import annotations
 
 import math
-import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import urandom
 from typing import Any
 
 import ormsgpack
@@ -36,6 +36,7 @@ __all__ = [
     "blobs_of",
     "is_plain",
     "length_of",
+    "loaded",
     "packed",
     "prints_of",
     "same_items",
@@ -90,18 +91,6 @@ class Value:
     base: Value | None = None
     keep: int = 0
     prints: Prints | None = None
-
-    @property
-    def length(self) -> int:
-        """The length of the texts that a reader of the value needs."""
-        length = 0
-        value: Value | None = self
-
-        while value is not None:
-            length += sum(map(len, value.texts))
-            value = value.base
-
-        return length
 
     def load(self, serde: SerializerProtocol) -> Any:
         """Build and return the value, which shares no object with another result."""
@@ -163,6 +152,11 @@ def value_of(entry: Any, blobs: Mapping[str, str], before: object = None) -> Any
     return Value(packing, kind, texts, before, *keep)
 
 
+def loaded(value: Any, serde: SerializerProtocol) -> Any:
+    """Return the value that a `Value` describes; JSON is the value itself."""
+    return value.load(serde) if type(value) is Value else value
+
+
 def is_plain(value: Any) -> bool:
     """Return whether JSON keeps the value as it is."""
     kind = type(value)
@@ -179,30 +173,31 @@ def packed(data: bytes) -> tuple[str, str]:
 
 def blobs_of(text: str) -> list[dict[str, Any]]:
     """Return the records of a long text, with new ids."""
-    return [
-        {
-            "type": "blob",
-            "id": os.urandom(12).hex(),
-            "text": text[start : start + _LARGEST],
-        }
-        for start in range(0, len(text), _LARGEST)
-    ]
+    parts = [text[at : at + _LARGEST] for at in range(0, len(text), _LARGEST)]
+    return [{"type": "blob", "id": urandom(12).hex(), "text": one} for one in parts]
 
 
 def length_of(value: Any) -> int:
     """Return about how many characters a reader of the value needs."""
-    if type(value) is Value:
-        return value.length
+    if type(value) is not Value:
+        return _SMALL + (len(value) if type(value) is str else 0)
 
-    return _SMALL + (len(value) if type(value) is str else 0)
+    length = 0
+    part: Value | None = value
+
+    while part is not None:
+        length += sum(map(len, part.texts))
+        part = part.base
+
+    return length
 
 
 def prints_of(value: Any) -> Prints | None:
     """Return a fingerprint of each item, which is equal only for equal items.
 
-    Return ``None`` for a value that is always stored completely: a value that is not a
-    list, an empty list, and a list with an item that cannot be packed. A list of
-    numbers is one too, because fingerprints would cost more than storing them.
+    Return ``None`` for a value that is always stored completely: anything but a list,
+    an empty list, one with an item that cannot be packed, and one of numbers, for which
+    fingerprints cost more than storing them.
     """
     if type(value) is not list or not value or isinstance(value[0], int | float):
         return None
@@ -239,14 +234,8 @@ def _is_text(data: bytes) -> bool:
 def _print(item: Any) -> bytes:
     if isinstance(item, BaseModel):
         # The fields of a model, several times faster than its dump.
-        kind = type(item)
-        item = (
-            kind.__module__,
-            kind.__qualname__,
-            item.__dict__,
-            item.__pydantic_extra__,
-            item.__pydantic_private__,
-        )
+        kind, more = type(item), (item.__pydantic_extra__, item.__pydantic_private__)
+        item = kind.__module__, kind.__qualname__, item.__dict__, *more
         return b"m" + ormsgpack.packb(item, _pack, _PACKING)
 
     return b"v" + ormsgpack.packb(item, _pack, _PACKING)
