@@ -1,16 +1,7 @@
 """A store for code without an event loop: the same methods, called without ``await``.
 
-::
-
-    with SyncCheckpointer("sqlite:///agent.db") as cp:
-        cp.append("thread-1", [{"role": "user", "content": "hello"}])
-        data = cp.load("thread-1")
-
 The store runs on an event loop in its own thread, until the ``with`` block ends. Any
-number of threads can share one object: their calls run concurrently on the loop. Inside
-a running event loop, and in a child of ``os.fork``, a call raises ``RuntimeError``.
-
-Ctrl-C in a call cancels the operation, which takes effect wholly or not at all. If it
+number of threads can share one object. Ctrl-C in a call cancels the operation; if it
 comes while Python holds the lock of a future, the loop hangs: end the program then.
 """
 
@@ -33,11 +24,10 @@ from cpkit.registry import open_checkpointer
 if TYPE_CHECKING:
     import typing_extensions as t
 
-    from cpkit.registry import FormT
-
 __all__ = ["SyncCheckpointer", "running_loop"]
 
 MessageT = TypeVar("MessageT")
+FormT = TypeVar("FormT")
 T = TypeVar("T")
 
 Opener = Callable[[], AbstractAsyncContextManager[Checkpointer[MessageT]]]
@@ -50,13 +40,11 @@ _OPTIONAL = """read load_range list_threads list_calls find_call delete_thread
 class SyncCheckpointer(Generic[MessageT]):
     """A checkpointer's methods for threads without an event loop.
 
-    ``store`` and ``options`` are the arguments of `open_checkpointer`. ``store`` can
-    also be a function without arguments that returns an async context manager of a
-    checkpointer; it is called on the store's own loop.
-
-    It is entered once; ``loop`` is the event loop of the store then. Outside the block,
-    calls raise ``Closed``. The methods of the optional protocols, but for ``watch``,
-    and ``durability`` exist if the store has them.
+    ``store`` and ``options`` are the arguments of `open_checkpointer`, or ``store`` is
+    a function that returns an async context manager, called on the store's own loop.
+    Inside a running event loop, and in a child of ``os.fork``, a call raises
+    ``RuntimeError``; before and after the block, ``Closed``. The methods of the
+    optional protocols, but for ``watch``, exist if the store has them.
     """
 
     @overload
@@ -83,25 +71,18 @@ class SyncCheckpointer(Generic[MessageT]):
     ) -> None: ...
     @overload
     def __init__(
-        self: SyncCheckpointer[dict[str, Any]],
-        store: str | None = None,
-        **options: Any,
+        self: SyncCheckpointer[dict[str, Any]], store: str | None = None, **options: Any
     ) -> None: ...
     def __init__(self, store: Any = None, **options: Any) -> None:
-        if not callable(store):
-            opened: Any = open_checkpointer(store, **options)
-        elif options:
+        if callable(store) and options:
             raise TypeError("options belong to a URL; the function passes them itself")
 
-        self._opener: Opener[MessageT] = store if callable(store) else lambda: opened
+        opened: Any = None if callable(store) else open_checkpointer(store, **options)
+        self._opener: Opener[MessageT] = store if opened is None else lambda: opened
         self._pid: int | None = None
         self._lock = threading.Lock()  # of these two
         self._is_open = False
         self._calls: set[Future[Any]] = set()
-
-    def __repr__(self) -> str:
-        inner = self.__dict__.get("_inner", "a store that is not open")
-        return f"<SyncCheckpointer over {inner}>"
 
     def __enter__(self) -> Self:
         _refuse_inside_a_loop()
@@ -115,8 +96,7 @@ class SyncCheckpointer(Generic[MessageT]):
         self._opened: Future[None] = Future()
         self._failure: BaseException | None = None
         # A daemon thread, so that a program ends even if it never closes the store.
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.name = "cpkit-sync"
+        self._thread = threading.Thread(None, self._serve, "cpkit-sync", daemon=True)
         self._thread.start()
 
         try:
@@ -151,8 +131,6 @@ class SyncCheckpointer(Generic[MessageT]):
 
     __exit__ = close
 
-    # The six methods
-
     def load(self, thread_id: str) -> CheckpointData[MessageT] | None:
         return self.run(lambda cp: cp.load(thread_id))
 
@@ -176,7 +154,7 @@ class SyncCheckpointer(Generic[MessageT]):
     def record_result(
         self, thread_id: str, call_id: str, result: JsonValue, *, success: bool = True
     ) -> CallRecord:
-        args = (thread_id, call_id, result)
+        args = thread_id, call_id, result
         return self.run(lambda cp: cp.record_result(*args, success=success))
 
     def find_completed(self, idempotency_key: str) -> CallRecord | None:
@@ -187,14 +165,12 @@ class SyncCheckpointer(Generic[MessageT]):
         found = getattr(self.__dict__.get("_inner"), name, None)
 
         if found is None or name not in _OPTIONAL:
-            raise AttributeError(f"{self!r} has no {name!r}", name=name, obj=self)
+            raise AttributeError(f"this store has no {name!r}", name=name, obj=self)
 
         if name == "durability":
             return found
 
         return lambda *args, **options: self.run(lambda _: found(*args, **options))
-
-    # For code that builds on the store, such as a framework's adapter
 
     @property
     def checkpointer(self) -> Checkpointer[MessageT]:
@@ -203,10 +179,7 @@ class SyncCheckpointer(Generic[MessageT]):
         return self._inner
 
     def run(self, work: Work[MessageT, T]) -> T:
-        """Call ``work`` with the async checkpointer on its loop, and wait for it.
-
-        Raises ``RuntimeError`` inside a running event loop, and ``Closed``.
-        """
+        """Call ``work`` with the async checkpointer on its loop, and wait for it."""
         _refuse_inside_a_loop()
         future = self.submit(work(self.checkpointer))
 
@@ -217,10 +190,7 @@ class SyncCheckpointer(Generic[MessageT]):
             del future  # the traceback of an error has this frame
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on the store's loop, from any thread, without waiting.
-
-        `close` waits for it. Raises ``Closed``.
-        """
+        """Start a coroutine on the store's loop, from any thread; `close` waits."""
         with self._lock:
             try:
                 self._check()
@@ -240,8 +210,6 @@ class SyncCheckpointer(Generic[MessageT]):
 
         if not self._is_open:
             raise Closed("this SyncCheckpointer")
-
-    # The thread
 
     def _serve(self) -> None:
         try:
@@ -281,8 +249,7 @@ def _refuse_inside_a_loop() -> None:
 
     if gevent is not None and gevent.is_module_patched("threading"):
         raise RuntimeError(
-            "gevent turns threads into greenlets, which share one event loop: run "
-            "cpkit in a real thread, as "
+            "gevent's greenlets share one event loop: run cpkit in a real thread, as "
             "gevent.get_hub().threadpool.apply(asyncio.run, (work(),))"
         )
 

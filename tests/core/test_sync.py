@@ -201,7 +201,6 @@ def test_on_its_own_loop_it_raises() -> None:
 def test_calls_before_entering_and_after_closing_raise() -> None:
     """It can be entered once, and closing it twice is allowed."""
     cp = SyncCheckpointer("memory://")
-    assert "not open" in repr(cp)
 
     with pytest.raises(Closed):
         cp.load("t")
@@ -210,7 +209,6 @@ def test_calls_before_entering_and_after_closing_raise() -> None:
 
     with cp:
         cp.append("t", [{}])
-        assert "memory://" in repr(cp)
 
     cp.close()
 
