@@ -59,14 +59,14 @@ from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue
 from cpkit.runs import RunState, RunThread, Wake, holder_of, stale_after_of
-from cpkit.waiting import (
+from cpkit.runs.waiting import (
     STALE_AFTER,
     StaleDetector,
+    Wakeups,
     check_interval,
     check_limit,
     run_shielded,
 )
-from cpkit.wakeups import Wakeups
 
 __all__ = [
     "Lease",

@@ -57,8 +57,13 @@ from cpkit.runs import (
     stale_after_of,
     wake_run,
 )
-from cpkit.waiting import STALE_AFTER, StaleDetector, check_interval, check_limit
-from cpkit.wakeups import Wakeups
+from cpkit.runs.waiting import (
+    STALE_AFTER,
+    StaleDetector,
+    Wakeups,
+    check_interval,
+    check_limit,
+)
 
 __all__ = ["Agent", "Health", "Worker", "submit"]
 

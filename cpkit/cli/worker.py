@@ -20,7 +20,7 @@ from cpkit.cli.prune import (
 )
 from cpkit.cli.running import BadUse, run
 from cpkit.cli.stores import Json, open_store, split_words
-from cpkit.waiting import check_interval
+from cpkit.runs.waiting import check_interval
 from cpkit.worker import Worker
 
 __all__ = ["worker"]

@@ -6,8 +6,8 @@
     result = await ledger.run("thread-1", "charge", {"amount": 10}, charge)
 
 Modules, each importing only those above it: ``errors``, ``effect``, ``records``,
-``tracing``, ``attempts``, ``requests``, ``approvals``, ``run``, ``people``, ``tools``,
-``ledger``, ``once``.
+``tracing``, ``waits``, ``attempts``, ``requests``, ``approvals``, ``run``, ``people``,
+``tools``, ``ledger``, ``once``.
 """
 
 from cpkit.effects.approvals import Notifier

@@ -19,7 +19,7 @@ from cpkit.effects.requests import ApprovalRequest, Requests, request_of
 from cpkit.effects.tracing import log, note
 from cpkit.lease import held_leases, note_effect
 from cpkit.records import JsonValue
-from cpkit.waiting import RETRY_FOR, StaleDetector
+from cpkit.runs.waiting import RETRY_FOR, StaleDetector
 
 __all__ = ["Approvals", "Notifier"]
 
@@ -169,31 +169,31 @@ class Approvals:
         expires = notify_at + left
         note_effect(leases, plan.key, "waiting")
 
-        async with self._attempts.wait_for(request.record, None) as reader:
-            while True:
-                if clock() >= notify_at:
-                    failure = await self._notify_once(plan, request)
-                    notify_at = clock() + RETRY_FOR
+        while True:
+            if clock() >= notify_at:
+                failure, is_told = await self._notify_once(plan, request)
+                notify_at = inf if is_told else clock() + RETRY_FOR
 
-                if clock() >= deadline:
-                    place, seconds = (request.key, request.tool), limit or 0.0
-                    raise EffectTimeout(*place, seconds, "an approval") from failure
+            if clock() >= deadline:
+                place, seconds = (request.key, request.tool), limit or 0.0
+                raise EffectTimeout(*place, seconds, "an approval") from failure
 
-                if clock() >= expires:
-                    ended = await self._requests.expire(request)
-                    break
-
-                ends = min(deadline, expires, notify_at)
-
-                try:
-                    found = await reader.wait(ends - clock())
-                except TimeoutError:
-                    continue
-
-                # Not a detector of silence: this wait has no holder.
-                assert not isinstance(found, StaleDetector)
-                ended = request_of(found)
+            if clock() >= expires:
+                ended = await self._requests.expire(request)
                 break
+
+            ends = min(deadline, expires, notify_at)
+
+            try:
+                async with asyncio.timeout_at(ends if ends < inf else None):
+                    found = await self._attempts.wait_for(request.record, None)
+            except TimeoutError:
+                continue
+
+            # Not a detector of silence: this wait has no holder.
+            assert not isinstance(found, StaleDetector)
+            ended = request_of(found)
+            break
 
         note_effect(leases, plan.key, "running")
         # It may be erased now. Or it was forgotten, and the key is another request's.
@@ -202,12 +202,16 @@ class Approvals:
 
     async def _notify_once(
         self, plan: EffectPlan, request: ApprovalRequest
-    ) -> Exception | None:
-        """Call the notifier, once for a request in this process; return its error."""
+    ) -> tuple[Exception | None, bool]:
+        """Call the notifier, once for a request in this process.
+
+        Return its error, and whether people are told now: another run's notifier may
+        still fail.
+        """
         mark = request.record.call.call_id
 
         if mark in self._told:
-            return None
+            return None, False
 
         self._told.add(mark)
         note(plan.effect, "approval requested")
@@ -222,6 +226,6 @@ class Approvals:
                 raise
 
             log.exception("on_approval_required failed for %s", request.tool)
-            return exc
+            return exc, False
 
-        return None
+        return None, True

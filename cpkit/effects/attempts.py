@@ -7,7 +7,6 @@ recorded: a count in the extra of a thread that is named after the attempt's id.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +30,7 @@ from cpkit.effects.records import (
     next_call_id,
 )
 from cpkit.effects.tracing import log
+from cpkit.effects.waits import Answer, SharedWaits
 from cpkit.errors import (
     CheckpointerError,
     Closed,
@@ -42,8 +42,7 @@ from cpkit.lease import Lease, note_effect
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, ToolCall
 from cpkit.runs import TAKEN_OVER, RunThread, stale_after_of
-from cpkit.waiting import StaleDetector, retry_unclear
-from cpkit.wakeups import Reader, SharedWaits
+from cpkit.runs.waiting import StaleDetector, retry_unclear
 
 __all__ = ["Attempts", "Heartbeat", "Resumed"]
 
@@ -105,18 +104,13 @@ class Attempts:
 
         return held
 
-    def wait_for(
-        self, holder: CallRecord, stale_after: float | None
-    ) -> AbstractAsyncContextManager[Reader]:
-        """Wait, in the block, until the holder's attempt is over, or stale."""
-        key = holder.call.idempotency_key
-
+    async def wait_for(self, holder: CallRecord, stale_after: float | None) -> Answer:
+        """Wait until the holder's attempt is over, or silent."""
         if stale_after is not None:
             stale_after = max(stale_after, stale_after_of(holder))
 
-        return self.waits.join(
-            key, holder, self.cp, lambda: self.find(key), stale_after, self.heartbeat
-        )
+        look = partial(self.find, holder.call.idempotency_key)
+        return await self.waits.wait(self.cp, holder, look, stale_after, self.heartbeat)
 
     async def resolve(
         self, thread_id: str, call: ToolCall, outcome: Outcome
@@ -128,7 +122,7 @@ class Attempts:
             ),
             retry_rejected=outcome.only_here,
         )
-        self.waits.post(record.call.idempotency_key, record)
+        self.waits.post(record)
         return record
 
     async def close(
@@ -171,7 +165,7 @@ class Attempts:
         """Return an attempt's last heartbeat; each sign of life changes it."""
         call_id = holder.call.call_id
         data = await self.cp.load(heartbeat_thread(call_id))
-        # With the id: callers share a reader, and may find it at the attempt before.
+        # With the id: a proof that one attempt is silent says nothing of the next one.
         return call_id, None if data is None else data.extra.get(call_id)
 
     async def watch(self, record: CallRecord) -> StaleDetector | None:

@@ -20,7 +20,7 @@ from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import InvalidId
 from cpkit.records import JsonValue
-from cpkit.waiting import check_interval, check_limit
+from cpkit.runs.waiting import check_interval, check_limit
 
 __all__ = [
     "Approval",

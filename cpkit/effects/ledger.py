@@ -30,7 +30,7 @@ from cpkit.errors import BackendUnavailable
 from cpkit.lease import Lease, held_leases, note_effect, thread_lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
-from cpkit.waiting import StaleDetector
+from cpkit.runs.waiting import StaleDetector
 
 __all__ = ["Begun", "EffectLedger", "RecoverReport"]
 

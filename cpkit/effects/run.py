@@ -39,7 +39,7 @@ from cpkit.errors import BackendUnavailable, CheckpointerError
 from cpkit.lease import held_leases
 from cpkit.records import CallRecord, JsonValue, ToolCall
 from cpkit.runs import TAKEN_OVER
-from cpkit.waiting import STALE_AFTER, StaleDetector, run_shielded
+from cpkit.runs.waiting import STALE_AFTER, StaleDetector, run_shielded
 
 __all__ = ["EffectRun", "RunResult", "current_key"]
 
@@ -306,31 +306,30 @@ class EffectRun:
             now = asyncio.get_running_loop().time()
             self._waits_until = now + options.timeout
 
-        async with self._attempts.wait_for(holder, options.stale_after) as reader:
-            while True:
-                try:
-                    async with asyncio.timeout_at(self._waits_until):
-                        found = await reader.wait(None)
-                except TimeoutError:
-                    place = self._effect.key, self._effect.tool, options.timeout or 0.0
-                    result = f"the result of attempt {holder.attempt}, still issued"
-                    raise EffectTimeout(*place, result, holder) from None
+        while True:
+            try:
+                async with asyncio.timeout_at(self._waits_until):
+                    found = await self._attempts.wait_for(holder, options.stale_after)
+            except TimeoutError:
+                place = self._effect.key, self._effect.tool, options.timeout or 0.0
+                result = f"the result of attempt {holder.attempt}, still issued"
+                raise EffectTimeout(*place, result, holder) from None
 
-                if not isinstance(found, StaleDetector):
-                    return None if found is None or is_released(found) else found
+            if not isinstance(found, StaleDetector):
+                return None if found is None or is_released(found) else found
 
-                # Without ``verify``, ``stale_after`` alone permits a second run. Where
-                # people do not, the call stays in doubt.
-                if may_run and options.verify is None:
-                    await self._get_approval()
+            # Without ``verify``, ``stale_after`` alone permits a second run. Where
+            # people do not, the call stays in doubt.
+            if may_run and options.verify is None:
+                await self._get_approval()
 
-                ended = await self._attempts.close_silent(
-                    holder, options.verify, found, TAKEN_OVER
-                )
+            ended = await self._attempts.close_silent(
+                holder, options.verify, found, TAKEN_OVER
+            )
 
-                if ended.action == "surfaced":
-                    warn(self._effect, f"not taken over: {ended.reason:.200}", **facts)
-                elif ended.action != "alive":
-                    warn(self._effect, "taken over", how=ended.action, **facts)
-                    self._took_over = True
-                    return None
+            if ended.action == "surfaced":
+                warn(self._effect, f"not taken over: {ended.reason:.200}", **facts)
+            elif ended.action != "alive":
+                warn(self._effect, "taken over", how=ended.action, **facts)
+                self._took_over = True
+                return None

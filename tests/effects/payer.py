@@ -23,7 +23,7 @@ from cpkit.effects import (
 )
 from cpkit.lease import Lease
 from cpkit.runs import HINTS
-from cpkit.wakeups import Wakeups
+from cpkit.runs.waiting import Wakeups
 from cpkit.worker import Worker
 
 __all__ = ["STALE_AFTER", "lines", "note"]

@@ -19,7 +19,6 @@ from cpkit import (
     ToolCall,
     UnknownCall,
     open_checkpointer,
-    waiting,
 )
 from cpkit.effects import (
     Effect,
@@ -31,8 +30,9 @@ from cpkit.effects import (
     NoEffect,
     Superseded,
 )
+from cpkit.effects.waits import SharedWaits
 from cpkit.lease import thread_lease
-from cpkit.wakeups import SharedWaits
+from cpkit.runs import waiting
 from tests.effects.shop import (
     Counting,
     OnlySix,

@@ -30,7 +30,7 @@ from cpkit.effects import (
     Tool,
 )
 from cpkit.effects.records import heartbeat_thread
-from cpkit.waiting import StaleDetector
+from cpkit.runs.waiting import StaleDetector
 from tests.broken.reference import Reference
 from tests.effects.shop import Plain, Shop, Store, claim, quick, until
 from tests.simulation.loop import simulated_loop

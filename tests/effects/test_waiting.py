@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from cpkit import BackendUnavailable
-from cpkit.waiting import retry_unclear
+from cpkit.runs.waiting import retry_unclear
 from tests.simulation.loop import simulated_loop
 
 LOST = BackendUnavailable("test", "answer lost", maybe_applied=True)
@@ -21,7 +21,7 @@ REFUSED = BackendUnavailable("test", "refused")
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each pause be as long as it may be, so that times are exact."""
     monkeypatch.setattr(
-        "cpkit.waiting.backoff_pauses", lambda: chain([0.5], repeat(1.0))
+        "cpkit.runs.waiting.backoff_pauses", lambda: chain([0.5], repeat(1.0))
     )
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from cpkit import Checkpointer
 from cpkit.effects import Effect, EffectLedger, EffectTimeout
+from cpkit.effects.waits import SharedWaits
 from cpkit.lease import LeaseLost, thread_lease
-from cpkit.wakeups import SharedWaits
 from tests.broken.reference import Reference
 from tests.effects.shop import Plain
 from tests.simulation.loop import SimulatedLoop, simulated_loop

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from cpkit import wakeups
-from cpkit.effects import EffectLedger
+from cpkit.effects import EffectLedger, waits
 from cpkit.worker import Worker
 from tests.broken.reference import Reference
 from tests.simulation.history import History
@@ -121,7 +120,7 @@ def test_a_wait_that_trusts_notifications_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a look from time to time, a lost notification stops a waiter."""
-    monkeypatch.setattr(wakeups, "_RECHECK", 1e6)
+    monkeypatch.setattr(waits, "_RECHECK", 1e6)
     found = first_failure(range(SEEDS))
     assert found is not None
     assert found.violations == ["no progress"]

@@ -41,7 +41,7 @@ from cpkit.errors import (
 )
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
 from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall
-from cpkit.waiting import STALE_AFTER, retry_unclear
+from cpkit.runs.waiting import STALE_AFTER, retry_unclear
 
 __all__ = [
     "HINTS",

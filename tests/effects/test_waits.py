@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
 
 import pytest
 
 from cpkit import CallRecord, MemoryCheckpointer
-from cpkit.wakeups import Look, Reader, SharedWaits
+from cpkit.effects.waits import Answer, Look, SharedWaits
 from tests.driver.gated import run_ready_tasks
 from tests.effects.shop import claim
 from tests.simulation.loop import simulated_loop
@@ -25,14 +24,14 @@ class Odd(Exception):
         self.code = code
 
 
-Join = Callable[[SharedWaits, Look], AbstractAsyncContextManager[Reader]]
+Wait = Callable[[SharedWaits, Look], Awaitable[Answer]]
 
 
 @pytest.fixture
-async def join(cp: MemoryCheckpointer[Any]) -> Join:
-    """A function that returns the block of a caller that waits for an issued effect."""
+async def wait(cp: MemoryCheckpointer[Any]) -> Wait:
+    """A function that waits for an issued effect."""
     holder = await claim(cp, "t", "key", {})
-    return lambda waits, look: waits.join("key", holder, cp, look)
+    return lambda waits, look: waits.wait(cp, holder, look)
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ async def cp() -> AsyncIterator[MemoryCheckpointer[Any]]:
         yield opened
 
 
-async def test_every_caller_gets_the_error_of_a_look(join: Join) -> None:
+async def test_every_caller_gets_the_error_of_a_look(wait: Wait) -> None:
     """Also an error that cannot be copied, and with its cause."""
     waits, all_wait = SharedWaits(), asyncio.Event()
 
@@ -50,22 +49,13 @@ async def test_every_caller_gets_the_error_of_a_look(join: Join) -> None:
         await all_wait.wait()
         raise Odd(code=7) from ZeroDivisionError()
 
-    async def caller() -> None:
-        async with join(waits, look) as reader:
-            await reader.wait(5)
+    callers = [asyncio.ensure_future(wait(waits, look)) for _ in range(3)]
+    await run_ready_tasks()
+    (reader,) = waits._readers.values()
+    assert len(reader._callers) == 3
+    all_wait.set()
 
-    callers = [asyncio.create_task(caller()) for _ in range(3)]
-
-    async with join(waits, look) as reader:
-        await run_ready_tasks()
-        assert len(reader._waiting) == 3
-        all_wait.set()
-        errors = await asyncio.gather(*callers, return_exceptions=True)
-
-        with pytest.raises(Odd):
-            await reader.wait(5)
-
-    for error in errors:
+    for error in await asyncio.gather(*callers, return_exceptions=True):
         assert isinstance(error, Odd)
         assert error.code == 7
         assert isinstance(error.__cause__, ZeroDivisionError)
@@ -73,39 +63,66 @@ async def test_every_caller_gets_the_error_of_a_look(join: Join) -> None:
     assert waits._readers == {}
 
 
-async def test_a_reader_exists_while_callers_are_in_their_blocks(
-    join: Join, cp: MemoryCheckpointer[Any]
+async def test_a_reader_exists_while_callers_wait(
+    wait: Wait, cp: MemoryCheckpointer[Any]
 ) -> None:
-    """Not before, so that a caller that fails before its block leaves nothing."""
+    """Two share one. A caller that is cancelled leaves it to the other."""
     waits = SharedWaits()
 
     async def look() -> CallRecord | None:
         return await cp.find_call("key")
 
-    waiting = join(waits, look)
-    assert waits._readers == {}
-
-    async with waiting as first, join(waits, look) as second:
-        assert first is second
-        assert list(waits._readers) == [("key", None)]
-
+    first = asyncio.ensure_future(wait(waits, look))
+    second = asyncio.ensure_future(wait(waits, look))
+    await run_ready_tasks()
+    (reader,) = waits._readers.values()
+    first.cancel()
+    await asyncio.wait([first])
+    assert list(waits._readers.values()) == [reader]
+    assert len(reader._callers) == 1
+    held = await cp.find_call("key")
+    assert held is not None
+    await cp.record_result("t", held.call.call_id, "done")
+    answer = await second
+    assert isinstance(answer, CallRecord)
+    assert answer.result == "done"
     assert waits._readers == {}
 
 
 async def test_a_caller_that_timed_out_leaves_nothing(
-    join: Join, cp: MemoryCheckpointer[Any]
+    wait: Wait, cp: MemoryCheckpointer[Any]
 ) -> None:
-    """Its future is dropped at once."""
+    """Its future is dropped at once, and with the last one its reader."""
+    waits = SharedWaits()
 
     async def look() -> CallRecord | None:
         return await cp.find_call("key")
 
-    async with join(SharedWaits(), look) as reader:
-        for _ in range(3):
-            with pytest.raises(TimeoutError):
-                await reader.wait(0)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await wait(waits, look)
 
-        assert not reader._waiting
+        assert waits._readers == {}
+
+
+async def test_a_reader_that_is_cancelled_lets_its_callers_look_again(
+    wait: Wait,
+) -> None:
+    """A program may cancel all tasks that it does not know."""
+    waits = SharedWaits()
+
+    async def look() -> CallRecord | None:
+        await asyncio.Event().wait()
+        return None
+
+    callers = [asyncio.ensure_future(wait(waits, look)) for _ in range(2)]
+    await run_ready_tasks()
+    (reader,) = waits._readers.values()
+    assert reader._task is not None
+    reader._task.cancel()
+    assert await asyncio.gather(*callers) == [None, None]
+    assert waits._readers == {}
 
 
 # Seconds, of a simulated clock.
@@ -135,8 +152,8 @@ async def wait_on_a_busy_thread(waiters: int) -> tuple[list[float], float]:
                 await asyncio.sleep(LOOK)
                 return await cp.find_call(key)
 
-            async with waits.join(key, holder, cp, look) as reader:
-                await reader.wait(60)
+            async with asyncio.timeout(60):
+                await waits.wait(cp, holder, look)
 
             return clock()
 

@@ -1,26 +1,25 @@
-"""Waiting for another process, and for answers that were lost.
+"""Waiting for another process, for a change, and for answers that were lost.
 
-`StaleDetector` finds out whether another process still writes heartbeats.
-`retry_unclear` repeats an operation whose answer was lost. Both measure time with the
-monotonic clock of the running event loop only, because processes share no clock.
-`run_shielded` ends what must end although its caller is cancelled. `check_interval` and
-`check_limit` check the seconds that a caller gives.
+All times are those of the event loop's monotonic clock: processes share no clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from math import inf
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from cpkit.driver.backoff import backoff_pauses
 from cpkit.errors import BackendUnavailable
+from cpkit.protocol import WatchesThreads
 
 __all__ = [
     "STALE_AFTER",
     "StaleDetector",
+    "Wakeups",
     "check_interval",
     "check_limit",
     "retry_unclear",
@@ -38,6 +37,12 @@ RETRY_FOR = 30.0
 """Seconds for which an operation is repeated whose answer was lost."""
 
 _NOT_READ = object()
+
+_REST = 9
+"""The rest after a look, as a multiple of its time: looks take a tenth of the time."""
+
+_LONGEST_REST = 0.25
+"""Seconds after which a changed thread is looked at, however many waiters there are."""
 
 
 def check_interval(name: str, seconds: float) -> None:
@@ -98,6 +103,79 @@ class StaleDetector:
 
         self._read_at = clock()
         return self._unchanged_for >= self.stale_after
+
+
+class Wakeups:
+    """Waits for changes of a thread while its block runs: by `watch`, or by time.
+
+    A wake-up is a hint: the caller looks at the store, and waits again if nothing that
+    matters has changed. A change between two waits wakes the next wait.
+    """
+
+    def __init__(self, cp: Any, thread_id: str) -> None:
+        self._watch = cp.watch(thread_id) if isinstance(cp, WatchesThreads) else None
+        self._changed = asyncio.Event()
+        self._waited_until = 0.0
+        self._pump: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._watch is not None:
+            changes = await self._watch.__aenter__()
+            self._pump = asyncio.create_task(self._collect(changes))
+            self._waited_until = asyncio.get_running_loop().time()
+
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._watch is None or self._pump is None:
+            return
+
+        self._pump.cancel()
+
+        try:
+            await asyncio.wait([self._pump])
+        finally:
+            await self._watch.__aexit__(kind, exc, traceback)
+
+    async def wait(self, pause: float, longest: float, waiters: int = 1) -> None:
+        """Wait for a change, and rest if the look before took long.
+
+        With a watch it waits for at most ``longest`` seconds and a rest of 0.25 s;
+        without a working one, for ``pause`` seconds. The rests of all ``waiters`` leave
+        the store time for others.
+        """
+        if self._pump is None or self._pump.done():
+            await asyncio.sleep(pause)
+            return
+
+        clock = asyncio.get_running_loop().time
+        looked_at = clock()
+        rest = min(_REST * (looked_at - self._waited_until) * waiters, _LONGEST_REST)
+
+        try:
+            async with asyncio.timeout(longest):
+                await self._changed.wait()
+
+            await asyncio.sleep(looked_at + rest - clock())
+            self._changed.clear()
+        except TimeoutError:
+            pass
+        finally:
+            self._waited_until = clock()
+
+    async def _collect(self, changes: AsyncIterator[str]) -> None:
+        try:
+            async for _ in changes:
+                self._changed.set()
+        except Exception:
+            log.warning("watching failed; polling instead", exc_info=True)
+        finally:
+            self._changed.set()
 
 
 async def retry_unclear(
