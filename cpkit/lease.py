@@ -46,9 +46,8 @@ import logging
 import os
 import socket
 from asyncio import current_task
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 from math import inf
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -72,8 +71,6 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LeaseTimeout",
-    "LeaseWait",
-    "WaitHook",
     "held_leases",
     "note_effect",
     "this_process",
@@ -84,31 +81,6 @@ log = logging.getLogger("cpkit.lease")
 
 _held: ContextVar[tuple[Lease, ...]] = ContextVar("cpkit leases", default=())
 """The leases of the current task and of those that started it, outermost first."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseWait:
-    """What a runner waits for: another runner's term, and when it is taken over.
-
-    ``token`` is the number of that term. It is taken over after ``stale_after`` seconds
-    without a heartbeat of its holder.
-    """
-
-    thread_id: str
-    holder: str
-    token: int
-    stale_after: float
-
-    def __str__(self) -> str:
-        return (
-            f"waiting for the lease of thread {self.thread_id!r}: {self.holder} has "
-            f"it (term {self.token}); if it is dead, this runner takes over after "
-            f"{self.stale_after:g} s without a heartbeat"
-        )
-
-
-WaitHook = Callable[[Any], object]
-"""Called with a `LeaseWait` when a wait begins; it must not block."""
 
 
 class LeaseLost(CheckpointerError):
@@ -145,7 +117,6 @@ def thread_lease(
     stale_after: float = STALE_AFTER,
     timeout: float | None = None,
     holder: str | None = None,
-    on_wait: WaitHook | None = None,
 ) -> Lease:
     """Return a context manager that holds the thread's lease while its block runs.
 
@@ -154,15 +125,14 @@ def thread_lease(
     ``timeout`` bounds the wait; ``None`` means without limit. ``holder`` names the
     runner for people; the default is the host name and the process id. While another
     runner holds the lease, the log says at once for whom this runner waits and how
-    long, and ``on_wait`` is called with a `LeaseWait`. A task that holds the lease
-    already, and gives no timeout, gets ``LeaseTimeout`` at once: it would wait for
-    itself.
+    long. A task that holds the lease already, and gives no timeout, gets
+    ``LeaseTimeout`` at once: it would wait for itself.
 
     A ``stale_after`` or ``timeout`` that is not a finite number of seconds raises
     ``ValueError``. Entering raises ``LeaseTimeout`` and what the store raises. Leaving
     raises ``LeaseLost``.
     """
-    return Lease(cp, thread_id, stale_after, timeout, holder or this_process(), on_wait)
+    return Lease(cp, thread_id, stale_after, timeout, holder or this_process())
 
 
 class Lease:
@@ -183,7 +153,6 @@ class Lease:
         stale_after: float,
         timeout: float | None,
         holder: str,
-        on_wait: WaitHook | None,
     ) -> None:
         check_interval("stale_after", stale_after)
         check_limit("timeout", timeout)
@@ -199,7 +168,6 @@ class Lease:
         self._stale_after = stale_after
         self._timeout = timeout
         self._holder = holder
-        self._on_wait = on_wait
         self._run = RunThread(cp, self.thread_id)
         self._term = self._run.new_term(holder, stale_after)
         self._runs_agent = True
@@ -365,7 +333,11 @@ class Lease:
             return state.heartbeat
 
         if clock() < deadline:
-            self._report_wait(record, stale.stale_after)
+            log.warning(
+                "waiting for the lease of thread %r: %s has it (term %d); if it is "
+                "dead, this runner takes over after %g s without a heartbeat",
+                *(self.thread_id, holder, record.attempt, stale.stale_after),
+            )
 
         async with Wakeups(self._cp, self._run.name) as wakeups:
             for pause in backoff_pauses(longest=min(1.0, stale.longest_pause)):
@@ -383,13 +355,6 @@ class Lease:
                     raise LeaseTimeout(self.thread_id, self._timeout, holder)
 
                 await wakeups.wait(min(pause, left), min(stale.longest_pause, left))
-
-    def _report_wait(self, record: CallRecord, stale_after: float) -> None:
-        wait = LeaseWait(self.thread_id, holder_of(record), record.attempt, stale_after)
-        log.warning("%s", wait)
-
-        if self._on_wait is not None:
-            self._on_wait(wait)
 
     def _check_not_own(self, call_id: str) -> None:
         """Raise if the current task would wait for itself, for ever."""
