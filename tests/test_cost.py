@@ -23,9 +23,9 @@ from tests.stores import KINDS, fresh_url
 # is an append of 64 tasks to 64 threads.
 OPERATIONS = "append", "extra", "find", "load of 100", "claim + result + find", "64x64"
 LIMITS = {
-    "memory": (95, 105, 45, 265, 265, 95),
-    "sqlite": (165, 175, 105, 330, 470, 68),
-    "file": (250, 265, 140, 480, 800, 125),
+    "memory": (95, 105, 45, 165, 265, 65),
+    "sqlite": (160, 172, 92, 220, 450, 54),
+    "file": (205, 215, 132, 260, 795, 125),
     "postgres": (180, 200, 125, 480, 540, 80),
     "redis": (265, 275, 195, 520, 780, 90),
 }
