@@ -192,6 +192,15 @@ class Harness:
         elif ability == "processes":
             return self._lacks_processes()
 
+        elif ability == "one process":
+            if self.elsewhere() is not None:
+                return "several processes may open the store"
+
+            if not self.shared:
+                return "each handle has its own store"
+
+            return self._lacks_rebuilding(self)
+
         elif ability == "server":
             if type(self).kill is Harness.kill:
                 return "the harness cannot kill and start a server"
@@ -223,6 +232,9 @@ class Harness:
         if not self.shared or target is None:
             return "other processes cannot open the store"
 
+        return self._lacks_rebuilding(target)
+
+    def _lacks_rebuilding(self, target: Harness) -> str | None:
         try:
             rebuild(address(target))
         except (ImportError, AttributeError, TypeError, ValueError) as exc:

@@ -18,7 +18,7 @@ from cpkit.driver import Limits
 
 __all__ = ["SUITE_VERSION", "Report"]
 
-SUITE_VERSION = "1.8"
+SUITE_VERSION = "1.9"
 """The version of the list of clauses. A new or stricter clause needs a new version."""
 
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
@@ -24,7 +25,7 @@ from conformance.history.op import Op
 from conformance.history.recorder import Recorder
 from conformance.operations import WRITES, Place, Write, prepare, state, writes_of
 from conformance.parent import lines_from_parent
-from cpkit import ToolCall
+from cpkit import CheckpointerError, ToolCall
 
 __all__ = ["main"]
 
@@ -128,7 +129,14 @@ async def work(job: dict[str, Any], lines: Iterator[str]) -> None:
     harness = rebuild(job["harness"])
     emit("opening")
 
-    async with harness.open() as cp:
+    async with AsyncExitStack() as stack:
+        try:
+            options = job.get("options", {})
+            cp = await stack.enter_async_context(harness.open(**options))
+        except CheckpointerError as exc:
+            emit({"refused": type(exc).__name__, "reason": str(exc)})
+            raise
+
         emit("ready")
         next(lines)  # "go"
 

@@ -1,8 +1,8 @@
 """Other processes that use the store: the suite starts and kills them.
 
 A worker runs `conformance.worker`. It reads its job as one line of JSON and prints
-``opening``, then ``ready`` when the store is open. After it has read ``go`` it prints
-one line for each operation, before the next operation starts.
+``opening``, then ``ready`` when the store is open, or why it was refused. After it has
+read ``go`` it prints one line for each operation, before the next operation starts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Worker:
     """One worker process."""
 
     def __init__(self, harness: Harness, job: dict[str, Any]) -> None:
-        target = harness.elsewhere()
-        assert target is not None, "the clause declares that it needs 'processes'"
+        # A clause about a store of one process starts others that are to be refused.
+        target = harness.elsewhere() or harness
         place = {"path": sys.path, "folder": os.getcwd(), "environment": {**os.environ}}
         # Not as arguments, which other users can see: a URL may contain a password.
         start = {**place, "harness": address(target), **job}

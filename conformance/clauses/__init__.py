@@ -38,6 +38,7 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     cancel_order,
     clock,
     kill,
+    one_process,
     server,
     paused,
     wire,

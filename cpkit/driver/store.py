@@ -297,7 +297,8 @@ class StoreDriver(Protocol):
     at the whole store with the engine's own check. ``survives_by_default``, a
     `Survives`, is what a write has to survive: ``cpkit doctor`` exits with 1 where it
     survives less. A driver of an engine that only one process may open sets
-    ``one_process = True``; the suite then skips clauses with many processes.
+    ``one_process = True``; the suite then skips clauses with many processes, and
+    expects that a second process is refused and harms nothing.
     """
 
     Options: ClassVar[type[DriverOptions]]

@@ -18,6 +18,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     extras,
     fences,
     handles,
+    holders,
     huge,
     late,
     loads,

@@ -9,12 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from conformance import Clause, Level, Outcome, Status, all_clauses, run_clause
+from conformance import (
+    Clause,
+    Level,
+    Outcome,
+    Status,
+    URLHarness,
+    all_clauses,
+    run_clause,
+)
 from conformance.clauses import watch
 from conformance.runner import Hung
 from conformance.slowdown import slowdown
 from tests.broken import BROKEN, Break
 from tests.broken.crashes import AppliesLate, Disk, DiskHarness
+from tests.broken.holders import Held, HeldHarness
 from tests.broken.powerloss import Synced
 from tests.broken.reference import ReferenceHarness, forget_named_stores
 from tests.broken.replicas import Replicated, ReplicatedHarness
@@ -166,6 +175,22 @@ def test_the_reference_on_disk_passes(clause: object, tmp_path: Path) -> None:
     harness = DiskHarness(f"{Disk.__module__}:{Disk.__qualname__}", str(tmp_path))
     outcome = run_clause(clause, harness, rounds=0.25)  # type: ignore[arg-type]  # a Clause
     assert (outcome.status, outcome.seen) == (Status.PASSED, "")
+
+
+@pytest.mark.long
+def test_the_held_reference_passes(tmp_path: Path) -> None:
+    """The base class of the stores of one process passes what they fail."""
+    harness = HeldHarness(f"{Held.__module__}:{Held.__qualname__}", str(tmp_path))
+    outcome = run_clause(CLAUSES["kill.one-process-at-a-time"], harness)
+    assert (outcome.status, outcome.seen) == (Status.PASSED, "")
+
+
+def test_a_store_in_memory_is_not_asked_for_a_second_process() -> None:
+    """Each process has a store of its own, so none can be refused."""
+    harness = URLHarness("memory://held")
+    outcome = run_clause(CLAUSES["kill.one-process-at-a-time"], harness)
+    assert outcome.status is Status.SKIPPED
+    assert outcome.reason.startswith("the state ends with its process")
 
 
 @pytest.mark.long
