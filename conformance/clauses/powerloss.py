@@ -167,6 +167,26 @@ async def acknowledged_survives(case: Case) -> None:
         )
 
 
+MEGABYTES, LARGE = 5_000_000, 1_000_000
+"""Characters of the large messages in all, and of each. Engines begin a new log after
+four megabytes, or write what is in memory to another file."""
+
+
+@clause("powerloss.megabytes-survive", level=POWERLOSS, deadline=120)
+async def megabytes_survive(case: Case) -> None:
+    """What is acknowledged after megabytes of writes survives a power loss too."""
+    _needs_machine(case)
+    limits = getattr(case.cp, "limits", None)
+    size = LARGE if limits is None else min(LARGE, limits.max_value - 100)
+
+    async with new_store(case) as trial:
+        count = -(-MEGABYTES // size)
+        calls = await trial.record(await trial.job(["a"], count, [[0]], large=size))
+
+        for moment in trial.moments(calls, trial.states(12)):
+            await trial.check(moment)
+
+
 @clause("powerloss.next-write-works", level=POWERLOSS, deadline=120)
 async def next_write_works(case: Case) -> None:
     """After a power loss the store takes the next writes of all threads."""

@@ -138,7 +138,7 @@ class Disk:
             return ""
 
         opened = self._descriptors(call).setdefault(number, Descriptor(""))
-        data = call.data()
+        data = call.data
         moves = call.name in ("write", "writev")
 
         if opened.appends:

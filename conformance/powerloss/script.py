@@ -63,6 +63,9 @@ SHARED = "shared key"
 LARGE = 1500
 """Characters of a large message: several sectors."""
 
+SMALL = 3
+"""How often a client that appends large messages does small writes afterwards."""
+
 _HANDS = 4
 """So many clients do all kinds of writes between them."""
 
@@ -159,14 +162,19 @@ def clients(
     abilities: list[str],
     shares: bool = False,
     lone: int | None = None,
+    large: int = 0,
 ) -> list[Client]:
     """Return the clients, with ``count`` writes each; the same for the same seed.
 
     What some writes need are steps of their own. Four clients, or all if there are
     fewer, do each kind of write once between them, as far as ``count`` goes; the one
     with the number ``lone`` does all kinds. If it ``shares``, each client claims the
-    same key again and again, and fails.
+    same key again and again, and fails. With ``large`` each client appends ``count``
+    messages of so many characters, and does small writes then.
     """
+    if large:
+        return [_large(name, count, large) for name in names]
+
     if shares:
         return [_sharing(name, count, seed) for name in names]
 
@@ -229,6 +237,23 @@ def _sharing(name: str, count: int, seed: object) -> Client:
         failed = (thread, call.call_id, "no answer")
         steps.append(Step("record_issued", (thread, call), waits=True))
         steps.append(Step("record_result", failed, {"success": False}))
+
+    return Client(name, steps)
+
+
+def _large(name: str, count: int, size: int) -> Client:
+    thread, append = _thread(name), "append"
+    steps = [
+        Step(append, (thread, [{"n": n, "pad": "x" * size}])) for n in range(count)
+    ]
+
+    for n in range(SMALL):
+        call = ToolCall(f"{name}.{n}", "pay", {}, f"key {name} {n}")
+        steps += [
+            Step(append, (thread, [{"small": n}]), {"extra": {"n": n}}),
+            Step("record_issued", (thread, call)),
+            Step("record_result", (thread, call.call_id, n)),
+        ]
 
     return Client(name, steps)
 

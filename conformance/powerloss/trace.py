@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 __all__ = ["TRACED", "Call", "calls"]
@@ -37,11 +38,14 @@ TRACED = (
 """The calls to record; strace skips names that the machine does not have."""
 
 _STARTS = re.compile(rf"\b(?:{'|'.join(STARTS)})(?:\(| resumed)")
+_HEAD = 200
+"""Characters of a line among which the name of the call is."""
+
 _LINE = re.compile(r"(\d+) +(?:<\.\.\. (\w+) resumed>)?(.*)", re.DOTALL)
 _RESULT = re.compile(r"\)\s+= (-?\w+)(?:<([^>]*)>)?")
 _UNFINISHED = " <unfinished ...>"
 _DESCRIPTOR = re.compile(r"(AT_FDCWD|-?\d+)(?:<([^>]*)>)?(\(deleted\))?")
-_TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?')
+_TEXT = re.compile(r'"([^"]*)"(\.\.\.)?')
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,9 @@ class Call:
         assert not found[2], f"strace cut a string of {self.name}"
         return _decoded(found[1])
 
+    @cached_property
     def data(self) -> bytes:
-        """Return what a write wrote: as many bytes as its result says."""
+        """What a write wrote: as many bytes as its result says."""
         found = b"".join(_decoded(text) for text, _ in _TEXT.findall(self.arguments))
         return found[: self.result]
 
@@ -120,7 +125,9 @@ def calls(lines: Sequence[str], cwd: str) -> Iterator[Call]:
     # First of all, because a process may appear before the call that starts it ends.
     starts = {
         call.result: _Start(thread, "CLONE_FILES" in call.arguments)
-        for thread, call in _calls(line for line in lines if _STARTS.search(line))
+        for thread, call in _calls(
+            line for line in lines if _STARTS.search(line, 0, _HEAD)
+        )
     }
     folders: dict[int, str] = {}
 

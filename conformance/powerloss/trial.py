@@ -126,6 +126,7 @@ class Trial:
         jumps: Sequence[int] = (),
         shares: bool = False,
         lone: int | None = None,
+        large: int = 0,
     ) -> dict[str, Any]:
         """Add clients with ``count`` steps each, and return the job of a writer.
 
@@ -133,12 +134,13 @@ class Trial:
         ``room``: no file can grow larger than the largest by so many bytes, until the
         spares begin. ``jumps``: seconds by which the clock is set before the steps.
         ``shares``: the clients claim one key. ``lone``: the index of the name whose
-        client does each kind of write.
+        client does each kind of write. ``large``: each step appends a message of so
+        many characters, and small writes follow.
         """
         seed = self.case.random.random()
         first = len(self.clients)
 
-        told = (names, count, seed, self.abilities, shares, lone)
+        told = (names, count, seed, self.abilities, shares, lone, large)
 
         for client in script.clients(*told):
             self.clients.append(client)
@@ -158,6 +160,7 @@ class Trial:
             "jumps": list(jumps),
             "shares": shares,
             "lone": lone,
+            "large": large,
         }
 
     async def record(

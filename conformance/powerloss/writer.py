@@ -148,7 +148,7 @@ async def work(job: dict[str, Any], output: socket.socket) -> None:
         return True
 
     harness = rebuild(job["harness"])
-    told = ("names", "count", "seed", "abilities", "shares", "lone")
+    told = ("names", "count", "seed", "abilities", "shares", "lone", "large")
     found = clients(*(job[name] for name in told))
     numbered = dict(enumerate(found, job["first"]))
 

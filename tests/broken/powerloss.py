@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, BinaryIO, Self
 from zlib import crc32
 
@@ -142,6 +143,62 @@ class RenamesUnsynced(Synced):
         copy.write_bytes(self._log.read_bytes())
         copy.rename(self._log)
         self._sync_names()
+
+
+class Segmented(Synced):
+    """Begins another file when the last one has four megabytes. It is correct."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self._ends: dict[Path, int] = {}
+
+    def _segments(self) -> list[Path]:
+        return [self._log, *sorted(self._folder.glob("log-*"))]
+
+    async def _read_on(self, log: BinaryIO) -> None:
+        for path in self._segments():
+            with path.open("ab+") as segment:
+                self._read = self._ends.get(path, 0)
+                await super()._read_on(segment)
+                self._ends[path] = self._read
+
+    def _write(self, log: BinaryIO, values: list[Any]) -> None:
+        segments = self._segments()
+        last = segments[-1]
+
+        if last.stat().st_size > 4 * 2**20:
+            last = self._folder / f"log-{len(segments):03}"
+            last.touch()
+            self._sync_segment()
+
+        with last.open("ab") as segment:
+            self._read = self._ends.get(last, 0)
+            super()._write(segment, values)
+            self._ends[last] = self._read
+
+    def _sync_segment(self) -> None:
+        self._sync_names()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._ends = {}
+
+
+@breaks("powerloss.megabytes-survive", harness=DiskHarness)
+class LeavesANewSegmentUnsynced(Segmented):
+    """Does not sync the folder in which it begins another file."""
+
+    def _sync_segment(self) -> None:
+        return
+
+
+@breaks("powerloss.megabytes-survive", harness=DiskHarness)
+class SyncsTheFirstSegment(Segmented):
+    """Keeps the descriptor that it syncs, and not the one that it writes to."""
+
+    def _sync(self, log: BinaryIO) -> None:
+        with self._log.open("ab") as first:
+            os.fsync(first.fileno())
 
 
 @breaks("powerloss.acknowledged-survives", harness=DiskHarness)
