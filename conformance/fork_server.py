@@ -1,4 +1,4 @@
-"""A warm process that starts `conformance.worker` by fork.
+"""A warm process that starts `conformance.worker`, and others, by fork.
 
 Most of a worker's processor time goes into starting Python and importing the suite; a
 fork takes milliseconds. What is certified stays the same:
@@ -19,6 +19,7 @@ next worker. The exit code of a worker that it had forked is lost: `wait` raises
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import signal
 import socket
@@ -44,8 +45,10 @@ class Started(Protocol):
     def wait(self) -> int: ...
 
 
-def start_worker(stdin: int, stdout: int, stderr: int) -> Started:
-    """Start a worker with these three descriptors, and no other."""
+def start_worker(
+    stdin: int, stdout: int, stderr: int, program: str = "worker"
+) -> Started:
+    """Start a worker, or another of `PROGRAMS`, with these descriptors and no other."""
     for _ in range(2):
         server = _server()
 
@@ -53,12 +56,14 @@ def start_worker(stdin: int, stdout: int, stderr: int) -> Started:
             break
 
         try:
-            return _Forked(server, server.ask("fork", [stdin, stdout, stderr]))
+            return _Forked(
+                server, server.ask(f"fork {program}", [stdin, stdout, stderr])
+            )
         except Failure:
             _forget(server)
 
     return subprocess.Popen(
-        _python("conformance.worker"), stdin=stdin, stdout=stdout, stderr=stderr
+        _python(f"conformance.{program}"), stdin=stdin, stdout=stdout, stderr=stderr
     )
 
 
@@ -71,6 +76,9 @@ def close_server() -> None:
         if server is not None:
             server.close()
 
+
+PROGRAMS = ("worker", "powerloss.writer")
+"""The modules of the suite whose ``main`` a fork runs."""
 
 _LOCK = threading.Lock()
 _SERVERS: dict[int, _Server | None] = {}
@@ -201,25 +209,28 @@ def _python(module: str) -> list[str]:
 def main() -> None:
     """Answer requests until the process that sends them has ended."""
     # Imported here, because the process that sends requests does not need it.
-    from conformance import worker
-
+    programs = {
+        name: importlib.import_module(f"conformance.{name}") for name in PROGRAMS
+    }
+    # A writer imports it when it knows the store.
+    importlib.import_module("conformance.powerloss.script")
     control = socket.socket(fileno=0)
 
     while True:
         text, descriptors, _, _ = socket.recv_fds(control, 64, 3)
-        request, _, pid = text.decode().partition(" ")
+        request, _, what = text.decode().partition(" ")
 
         if request == "hello":
             answer = int(_is_alone())
         elif request == "wait":
-            answer = os.waitstatus_to_exitcode(os.waitpid(int(pid), 0)[1])
+            answer = os.waitstatus_to_exitcode(os.waitpid(int(what), 0)[1])
         elif request == "fork":
             answer = os.fork()
 
             if answer == 0:
                 control.detach()
                 _use(descriptors)
-                worker.main()
+                programs[what].main()
                 return
         else:
             return

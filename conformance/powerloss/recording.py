@@ -6,15 +6,16 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from conformance.failure import Failure, Skip
+from conformance.fork_server import start_worker
 from conformance.harness import Harness, address
 from conformance.powerloss.trace import TRACED, Call, calls
 from conformance.slowdown import slowdown
@@ -68,22 +69,19 @@ async def record(
 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
-        errors = await _run([*tracer(trace), *options], harness, job)
+        ours, its = socket.socketpair()
 
-        if not trace.exists() or "ptrace" in errors:
-            raise Skip(
-                "not tested: this system does not allow ptrace; allow it, in Docker "
-                "with --cap-add=SYS_PTRACE"
-            )
+        with ours:  # not read any more: the trace has the reports
+            await _run(harness, job, ours, its, [*tracer(trace), *options])
 
         with trace.open(encoding="ascii", errors="replace") as lines:
             return list(calls(lines.readlines(), os.getcwd()))
 
 
 def tracer(trace: Path) -> list[str]:
-    """Return the command that runs another one and records its calls in a file."""
+    """Return the command that records the calls of a process in a file."""
     return [
-        *("strace", "-f", "--seccomp-bpf", "-qq", "-o", str(trace)),
+        *("strace", "-f", "-o", str(trace)),
         *("-y", "-xx", "-s", "99999999", "-e", "signal=none"),
         *("-e", "trace=" + ",".join(f"?{name}" for name in TRACED)),
         *("-e", "raw=?read,?readv"),
@@ -95,7 +93,7 @@ async def run_writer(harness: Harness, job: dict[str, Any]) -> list[Report]:
     ours, its = socket.socketpair()
 
     with ours:
-        await _run([], harness, job, its)
+        await _run(harness, job, ours, its)
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
         text = b""
@@ -107,54 +105,71 @@ async def run_writer(harness: Harness, job: dict[str, Any]) -> list[Report]:
 
 
 async def _run(
-    tracer: list[str],
     harness: Harness,
     job: dict[str, Any],
-    output: socket.socket | None = None,
-) -> str:
-    """Run a writer until it ends, and return what it wrote to its standard error."""
-    text = json.dumps({"path": sys.path, "harness": address(harness), **job})
-    ours = None
-
-    if output is None:
-        ours, output = socket.socketpair()  # the trace has what is written there
+    ours: socket.socket,
+    its: socket.socket,
+    tracer: Sequence[str] = (),
+) -> None:
+    """Run a writer until it ends; it reports to the socket."""
+    place = {"path": sys.path, "cwd": os.getcwd(), "environment": {**os.environ}}
+    text = json.dumps({**place, "harness": address(harness), **job})
+    limit = _TIMEOUT * slowdown()
 
     with tempfile.TemporaryFile() as errors:
-        process = await asyncio.create_subprocess_exec(
-            *(*tracer, sys.executable, "-m", "conformance.powerloss.writer"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=output.fileno(),
-            stderr=errors,
-            # Bytecode that an import writes is not the store's.
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,
-        )
-        output.close()
-        assert process.stdin is not None
+        # Its input stays open until it has ended: see conformance.parent.
+        its_input, our_end = os.pipe()
+        files = its_input, its.fileno(), errors.fileno()
+        process = start_worker(*files, "powerloss.writer")
+        os.close(its_input)
+        its.close()
 
         try:
-            process.stdin.write(f"{text}\n".encode())
+            await asyncio.to_thread(ours.recv, 1)  # it may be traced
+            strace = await _attached(tracer, process.pid) if tracer else None
 
-            # Its standard input stays open until it has ended: see conformance.parent.
-            async with asyncio.timeout(_TIMEOUT * slowdown()):
-                await process.wait()
+            with suppress(BrokenPipeError):  # it has ended; its exit code shows why
+                os.write(our_end, f"{text}\n".encode())
+
+            async with asyncio.timeout(limit):
+                code = await asyncio.to_thread(process.wait)
+
+                if strace is not None:
+                    await strace.communicate()
         except TimeoutError:
-            expected = f"an end of the writer within {_TIMEOUT * slowdown():g} s"
+            expected = f"an end of the writer within {limit:g} s"
             raise Failure(expected, "it still runs") from None
         finally:
-            if ours is not None:
-                ours.close()
-
-            process.stdin.close()
-
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)  # the tracer and the writer
-                await process.wait()
+            os.close(our_end)
+            process.kill()
+            process.wait()
 
         errors.seek(0)
         printed = errors.read().decode(errors="replace")
 
-    if process.returncode:
+    if code:
         raise Failure("another process to use the store", printed[-4000:])
 
-    return printed
+
+async def _attached(tracer: Sequence[str], pid: int) -> asyncio.subprocess.Process:
+    """Let strace attach to a process; it ends with the process.
+
+    To start Python under strace would take several times as long as the writer does.
+    """
+    strace = await asyncio.create_subprocess_exec(
+        *(*tracer, "-p", str(pid)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the process that reports
+    )
+    assert strace.stderr is not None
+
+    while line := await strace.stderr.readline():
+        if b" attached" in line:
+            return strace
+
+    await strace.wait()
+    raise Skip(
+        "not tested: this system does not allow ptrace; allow it, in Docker with "
+        "--cap-add=SYS_PTRACE"
+    )
