@@ -303,9 +303,13 @@ class Read:
     needs: type | None = None
 
 
+BESIDE = 12
+"""Threads of a page that begins before a thread; ten differ in the last digit."""
+
+
 async def _page_behind(cp: Store, thread: str) -> Any:
     """List a thread by the ids before it, and not by its prefix."""
-    page = await cp.list_threads(after=thread[:-1], limit=100)
+    page = await cp.list_threads(after=thread[:-1], limit=BESIDE)
     return [one for one in page if one.thread_id == thread]
 
 

@@ -11,7 +11,8 @@ clients work at once, the sync of one may cover a write of another that has none
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -421,29 +422,44 @@ async def outcome(
 
 
 async def observe(cp: Store, client: Client, abilities: list[str]) -> Any:
-    """Return the threads and keys without times, as every method shows them."""
-    found: dict[str, Any] = {}
+    """Return the threads and keys without times, as every method shows them.
+
+    The reads are begun at once, which takes a store with a thread of its own half the
+    processor time.
+    """
+    reads: dict[str, Awaitable[Any]] = {}
 
     for thread in client.threads:
-        loaded = await cp.load(thread)
-        found[f"load({thread!r})"] = loaded and {
-            "messages": loaded.messages,
-            "first": loaded.first,
-            "extra": loaded.extra,
-            "pending": list(map(_shown, loaded.pending)),
-        }
+        reads[f"load({thread!r})"] = _loaded(cp, thread)
 
         if "receipts" in abilities:
-            calls = await cp.list_calls(thread)
-            found[f"list_calls({thread!r})"] = list(map(_shown, calls))
+            reads[f"list_calls({thread!r})"] = _listed(cp, thread)
 
     for key in client.keys:
-        found[f"find_completed({key!r})"] = _shown(await cp.find_completed(key))
+        reads[f"find_completed({key!r})"] = _found(cp.find_completed(key))
 
         if "receipts" in abilities:
-            found[f"find_call({key!r})"] = _shown(await cp.find_call(key))
+            reads[f"find_call({key!r})"] = _found(cp.find_call(key))
 
-    return found
+    return dict(zip(reads, await asyncio.gather(*reads.values()), strict=True))
+
+
+async def _loaded(cp: Store, thread: str) -> Any:
+    loaded = await cp.load(thread)
+    return loaded and {
+        "messages": loaded.messages,
+        "first": loaded.first,
+        "extra": loaded.extra,
+        "pending": list(map(_shown, loaded.pending)),
+    }
+
+
+async def _listed(cp: Store, thread: str) -> Any:
+    return list(map(_shown, await cp.list_calls(thread)))
+
+
+async def _found(read: Awaitable[CallRecord | None]) -> Any:
+    return _shown(await read)
 
 
 def _shown(record: CallRecord | None) -> Any:
