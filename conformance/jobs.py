@@ -28,11 +28,12 @@ TOLD = ("status", "seconds", "reason", "expected", "seen", "where", "trace")
 def may_run_beside(clause: Clause, harness: Harness) -> bool:
     """Return whether other clauses may use the store at the same time.
 
-    Not those that kill, pause or start a server, or that measure what a server or this
-    process does.
+    Not those that kill, pause or start a server, or that measure what an operation
+    costs or how many clients a server has.
     """
-    measures = (
-        clause.level is Level.BOUNDED or clause.id == "cancel.leaves-nothing-open"
+    counts_clients = type(harness).connections is not Harness.connections
+    measures = clause.subject == "bounded" or (
+        clause.id == "cancel.leaves-nothing-open" and counts_clients
     )
     starts = clause.level is Level.POWERLOSS and harness.lacks("server") is None
     stops = {"server", "pause", "proxy", "nodes"} & set(clause.abilities)
