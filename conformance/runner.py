@@ -35,8 +35,13 @@ __all__ = [
     "run_clause",
 ]
 
-HURRIED = 3.0
-"""Seconds, on an idle machine, that a clause has after another one has hung."""
+HURRIED, SHORTEST = 3.0, 0.3
+"""Seconds, on an idle machine, that a clause has after another one has hung.
+
+After each further one that hangs the time is half as long."""
+
+TOO_MANY = 12
+"""Clauses that hang until no further one is begun."""
 
 GRACE = 3.0
 """Seconds that a cancelled clause has to end, before its thread is abandoned."""
@@ -83,14 +88,16 @@ class Outcome:
 class Patience:
     """How long a run waits for a store that hung before: one deadline in all.
 
-    After the first clause that hung, each clause has `HURRIED` seconds at most. One
-    that does not end by then is skipped, and the reason names the first. Where the
-    store hangs in every handle, no further clause is begun.
+    After the first clause that hung, each clause has `HURRIED` seconds at most, and
+    less after others. One that does not end by then is skipped, and the reason names
+    the first. Where the store hangs in every handle, or in `TOO_MANY` clauses, no
+    further clause is begun.
     """
 
     def __init__(self) -> None:
         self.hung = ""
         self._is_dead: bool | None = None
+        self._undecided = 0
 
     def attempt(self, clause: Clause, case: Case) -> BaseException | None:
         """Run the check, and return what it raised."""
@@ -104,15 +111,16 @@ class Patience:
             answer = _attempt(probe, Case(case.harness, case.random))
             self._is_dead = isinstance(answer, Hung)
 
-        if self._is_dead:
+        if self._is_dead or self._undecided == TOO_MANY:
             return Skip(f"not run: the store hangs since {self.hung}")
 
-        hurried = replace(clause, deadline=min(clause.deadline, HURRIED))
-        error = _attempt(hurried, case)
+        limit = max(HURRIED / 2**self._undecided, SHORTEST)
+        error = _attempt(replace(clause, deadline=min(clause.deadline, limit)), case)
 
         if isinstance(error, Hung):
+            self._undecided += 1
             return Skip(
-                f"not decided in {HURRIED:g} s, after {self.hung} hung; run it alone "
+                f"not decided in {limit:g} s, after {self.hung} hung; run it alone "
                 f"with --clause {clause.id}"
             )
 
