@@ -193,7 +193,7 @@ async def any_time_zone(case: Case) -> None:
         check_equal(seen, expected, f"{write.name}, read in two time zones")
 
 
-WAIT = 0.5
+WAIT = 0.25
 """Seconds that a handle waits for another one's lock, where the harness can say so."""
 
 PATIENCE = 15.0
