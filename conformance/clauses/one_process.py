@@ -38,7 +38,7 @@ async def _take_turns(case: Case) -> None:
         await prepare(cp, place)
 
         async with case.open():
-            pass  # its end lets go of nothing that the first handle needs
+            pass  # closing it releases nothing that the first handle needs
 
         for _ in range(TWICE):
             before = await state(cp, place)

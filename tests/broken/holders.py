@@ -153,7 +153,7 @@ class RefusesWithAnotherError(Held):
 
 @breaks("kill.one-process-at-a-time", harness=HeldHarness)
 class UnlocksWithAnyHandle(Held):
-    """Lets the lock go when the first of several handles is closed."""
+    """Releases the lock when the first of several handles is closed."""
 
     async def __aexit__(self, *exc: object) -> None:
         lock, _ = self.held[str(self._folder)]
