@@ -8,9 +8,10 @@
     await prune(cp, policy)
 
 Nothing is forgotten without a policy. ``cpkit prune`` and ``cpkit worker`` take the
-same words, and `Worker` takes a `Retention`. A thread is deleted or cut at the version
-that was looked at: one that a writer changes meanwhile is left for the next time. Each
-thread is done or not done, so a prune that was stopped is simply run again.
+same words, and `Worker` takes a `Retention`. A thread is deleted at the version that
+was looked at: one that a writer changes meanwhile is left for the next time. A cut goes
+on if messages were appended meanwhile that need nothing of what goes. Each thread is
+done or not done, so a prune that was stopped is simply run again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
@@ -62,6 +64,9 @@ _SESSIONS = ("cpkit:openai-agents:", "cpkit:google-adk:", "cpkit:claude-agent-sd
 
 _CHUNK = 500
 """Messages that are read at a time."""
+
+_PATIENCE = 5.0
+"""Seconds of tries to cut a thread that a writer appends to without a pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +351,8 @@ class _Pass:
             cutoff = self.now - self.policy.messages_older_than
             want = max(want, await self._first_since(info, first, cutoff))
 
-        cut = await find_cut(self.cp, thread_id, want, first, version)
+        places: deque[_Place] = deque()
+        cut = await _find_cut(self.cp, thread_id, want, first, version, places)
 
         if cut == first:
             return
@@ -355,10 +361,40 @@ class _Pass:
             self.report.bytes += await self._size(thread_id, first, cut)
             gone = cut - first
         else:
-            gone = await self.cp.trim(thread_id, cut, expected_version=version)
+            stay = (one.reading for one in places if one.position >= cut)
+            calls = {_name(call) for reading in stay for call in reading.calls}
+            gone = await self._trim(info, cut, calls)
 
         self.report.cut_threads += bool(gone)
         self.report.cut_messages += gone
+
+    async def _trim(self, info: ThreadInfo, cut: int, calls: set[str]) -> int:
+        """Trim a thread of which these calls stay, also if a writer appends meanwhile.
+
+        What is new changes nothing, unless it has the result of a call that would go.
+        """
+        thread_id, version = info.thread_id, info.version
+        end = monotonic() + _PATIENCE
+
+        while True:
+            try:
+                gone: int = await self.cp.trim(thread_id, cut, expected_version=version)
+                return gone
+            except VersionConflict:
+                start, new = await read_part(self.cp, thread_id, version)
+
+                # It was deleted, or cut further, or never at rest.
+                if not new or start > version or monotonic() > end:
+                    raise
+
+                for message in new:
+                    reading = read_message(_json(message))
+                    calls.update(map(_name, reading.calls))
+
+                    if not calls.issuperset(map(_name, reading.results)):
+                        raise
+
+                version += len(new)
 
     async def _first_since(self, info: ThreadInfo, first: int, cutoff: datetime) -> int:
         """Return the position after the last message that is known to be older."""
@@ -429,7 +465,13 @@ async def find_cut(cp: Any, thread_id: str, want: int, first: int, version: int)
     ``first`` if the thread has no such position. It reads what stays, and back to the
     begin of its turn.
     """
-    places: deque[_Place] = deque()
+    return await _find_cut(cp, thread_id, want, first, version, deque())
+
+
+async def _find_cut(
+    cp: Any, thread_id: str, want: int, first: int, version: int, places: deque[_Place]
+) -> int:
+    """Find a cut, and fill ``places`` with what was read."""
     missing: Counter[str] = Counter()  # results of these ids have no call so far
     start = version
 

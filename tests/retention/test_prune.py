@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cpkit import ToolCall, open_checkpointer
+from cpkit import ToolCall, open_checkpointer, retention
 from cpkit.retention import Retention, prune
 
 NOTHING = timedelta(0)
@@ -86,21 +86,90 @@ async def test_a_policy_is_limited_by_a_prefix() -> None:
         assert [one.thread_id for one in await cp.list_threads()] == ["b:1"]
 
 
-async def test_a_thread_that_is_written_to_meanwhile_stays() -> None:
-    """The writer's version does not fit any more, so nothing goes."""
+def asks(name: str) -> dict[str, Any]:
+    call = {"id": name, "type": "function", "function": {"name": "f", "arguments": ""}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
+def answers(name: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": name, "content": "ok"}
+
+
+def trimmed_after(cp: Any, write: Any) -> Any:
+    """Return the store's trim, before which another writer acts."""
+    trim = cp.trim
+
+    async def write_and_trim(*args: Any, **options: Any) -> int:
+        await write()
+        return int(await trim(*args, **options))
+
+    return write_and_trim
+
+
+@pytest.mark.parametrize(
+    ("new", "is_cut"),
+    [
+        (turns(1), True),
+        ([answers("kept"), asks("new"), answers("new")], True),
+        ([*turns(1), answers("old")], False),
+    ],
+    ids=["a turn", "the result of a call that stays", "of one that would go"],
+)
+async def test_a_thread_that_grows_meanwhile_is_cut(
+    any_url: str, new: list[Any], is_cut: bool
+) -> None:
+    """The trim is tried again, unless it would cut a result from its call."""
+    async with open_checkpointer(any_url) as opened:
+        cp: Any = opened
+        stored = [turns(1)[0], asks("old"), *turns(4), turns(1)[0], asks("kept")]
+        await cp.append("a", stored)
+        is_first = [True]
+
+        async def append() -> None:
+            if is_first:
+                is_first.pop()
+                await cp.append("a", new)
+
+        cp.trim = trimmed_after(cp, append)
+        report = await prune(cp, Retention(keep_last=2))
+        data = await cp.load("a")
+        assert data.version == len(stored) + len(new)
+        assert data.messages == [*stored, *new][10 * is_cut :]
+        assert (report.cut_messages, report.touched) == (
+            (10, []) if is_cut else (0, ["a"])
+        )
+
+
+async def test_a_thread_that_is_deleted_meanwhile_stays_as_it_is() -> None:
+    """What is written under its id then is not what was looked at."""
     async with open_checkpointer("memory://") as opened:
         cp: Any = opened
         await cp.append("a", turns(5))
-        trim = cp.trim
 
-        async def append_and_trim(thread_id: str, *args: Any, **options: Any) -> int:
+        async def write_again() -> None:
+            await cp.delete_thread("a")
+            await cp.append("a", turns(2))
+
+        cp.trim = trimmed_after(cp, write_again)
+        assert (await prune(cp, Retention(keep_last=2))).touched == ["a"]
+        assert len((await cp.load("a")).messages) == 4
+
+
+async def test_a_writer_that_never_pauses_ends_a_prune(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread is named, and the next prune tries again."""
+    monkeypatch.setattr(retention, "_PATIENCE", 0.05)
+
+    async with open_checkpointer("memory://") as opened:
+        cp: Any = opened
+        await cp.append("a", turns(5))
+
+        async def append() -> None:
             await cp.append("a", turns(1))
-            return int(await trim(thread_id, *args, **options))
 
-        cp.trim = append_and_trim
-        report = await prune(cp, Retention(keep_last=2))
-        assert report.touched == ["a"]
-        assert len((await cp.load("a")).messages) == 12
+        cp.trim = trimmed_after(cp, append)
+        assert (await prune(cp, Retention(keep_last=2))).touched == ["a"]
 
 
 async def test_a_thread_that_changes_before_its_deletion_stays() -> None:
