@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 from pathlib import Path
 from random import Random
@@ -29,6 +30,7 @@ async def test_killed_trims_lose_nothing_newer(kind: str, tmp_path: Path) -> Non
     What was acknowledged is there, what was trimmed stays away, and every call of
     which a result was acknowledged holds its key.
     """
+    faulthandler.cancel_dump_traceback_later()  # it ends a test of 15 minutes
     url, first, chance = fresh_url(kind, tmp_path), 0, Random()
     opened: Any = open_checkpointer(url)
 
