@@ -1,6 +1,7 @@
 """What a message says of itself: its time, its model, its tokens and its cost.
 
-Knows the fields of the session format, OpenAI, Anthropic, LangChain and pydantic-ai.
+Knows the fields of the session format, OpenAI, Anthropic, LangChain, pydantic-ai, the
+ADK and the Claude Agent SDK.
 They are read from the message, and from its ``metadata`` and ``response_metadata``.
 """
 
@@ -30,7 +31,8 @@ _CACHED = (
 
 
 _AROUND = ("metadata", "response_metadata")
-_KNOWN = {*_TIMES, *_MODELS, *_USAGES, *_COSTS, *_AROUND, "message"}
+_ADAPTERS = ("entry", "event")
+_KNOWN = {*_TIMES, *_MODELS, *_USAGES, *_COSTS, *_AROUND, *_ADAPTERS, "message"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,13 @@ _NOTHING = Usage()
 
 
 def usage_of(message: Any) -> Usage:
-    """Return what a message, or the entry of a session around it, says of itself."""
+    """Return what a message says of itself, or the entry or event around it."""
     # Most messages say nothing of themselves, and a page asks all that it shows.
     if not isinstance(message, dict) or _KNOWN.isdisjoint(message):
         return _NOTHING
 
-    places = [message, *_objects(message, ("message",))]
+    places = [message, *_objects(message, _ADAPTERS)]
+    places += _objects(places[-1], ("message",))
     places += _objects(places[-1], _AROUND)
     usages = [one for place in places for one in _objects(place, _USAGES)][:1]
     cached = [_number(one.get(name)) or 0 for one in usages for name in _CACHED]

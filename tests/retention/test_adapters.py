@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agents.memory import SQLiteSession
@@ -235,3 +236,31 @@ async def test_a_claude_transcript_is_cut(any_url: str) -> None:
         )
         read = [one.uuid for one in messages]
         assert read == [_uuid(n) for n in range(12, 24)]
+
+
+async def test_old_messages_of_sessions_go_by_their_own_time() -> None:
+    """Each event of the ADK and each entry of the Claude Agent SDK says when it was."""
+    now, day = datetime.now(UTC), timedelta(days=1)
+    ids: Any = {"app_name": "app", "user_id": "u", "session_id": "s"}
+    key: Any = {"project_key": "p", "session_id": _uuid(999)}
+
+    async with MemoryCheckpointer[Any]() as cp:
+        service = google_adk.SessionService(cp)
+        session = await service.create_session(**ids)
+        store = claude_agent_sdk.ClaudeSessionStore(cp)
+
+        for n, time in enumerate([now - 40 * day, now - 35 * day, now - day]):
+            event = adk_event(n, "user", types.Part(text="?"))
+            event.timestamp = time.timestamp()
+            await service.append_event(session, event)
+            turn = [{**one, "timestamp": time.isoformat()} for one in claude_turn(n)]
+            await store.append(key, turn)
+
+        policy = Retention(prefix="cpkit:", messages_older_than=30 * day)
+        assert (await prune(cp, policy)).cut_threads == 2
+        assert [one["uuid"] for one in await store.load(key) or []] == [
+            one["uuid"] for one in claude_turn(2)
+        ]
+        opened = await google_adk.SessionService(cp).get_session(**ids)
+        assert opened is not None
+        assert [event.id for event in opened.events] == ["2 user"]
