@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from datetime import datetime
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -41,6 +42,7 @@ from cpkit.records import ThreadInfo
 from cpkit.registry import needs_extra
 from cpkit.sessions.follower import Follower
 from cpkit.sync import SyncCheckpointer
+from cpkit.toolcalls import time_of
 
 with needs_extra("cpkit.integrations.claude_agent_sdk", "claude-agent-sdk"):
     from claude_agent_sdk import (
@@ -65,7 +67,8 @@ class ClaudeSessionStore:
 
     ``cp`` is any store, opened without ``message_type=``, or a `SyncCheckpointer`. The
     methods may be called from any event loop. Any number of processes may append to one
-    transcript: an entry whose ``uuid`` is in the transcript is not stored again.
+    transcript: an entry whose ``uuid`` is in the transcript is not stored again. In a
+    transcript that was trimmed, neither is one whose time is before the oldest left.
 
     The first append to a transcript reads it, and each later append reads only what
     other processes appended. `delete` needs a store that erases, and the lists need a
@@ -255,6 +258,7 @@ class _Transcript:
         self._thread = Follower(self._cp, self.thread_id)
         self._uuids: set[str] = set()
         self._summary: dict[str, Any] | None = None
+        self._oldest: datetime | None = None
         # The entries after the last summary, as an import writes them without one.
         self._unfolded: list[Any] = []
 
@@ -271,7 +275,7 @@ class _Transcript:
             uuid = entry.get("uuid")
 
             if isinstance(uuid, str):
-                if uuid in self._uuids or uuid in seen:
+                if uuid in self._uuids or uuid in seen or self._was_trimmed(entry):
                     continue
 
                 seen.add(uuid)
@@ -298,14 +302,24 @@ class _Transcript:
 
         return records
 
+    def _was_trimmed(self, entry: Any) -> bool:
+        """Return whether an entry is older than what a trim has left."""
+        time = time_of({"entry": entry})
+        return self._oldest is not None and time is not None and time < self._oldest
+
     async def refresh(self) -> None:
         """Read what others appended."""
+        before = self.version
         records = await self._thread.news()
 
         if records is None:
             # The transcript was deleted, and another one has its id.
             self._forget()
-            records = await self._thread.news() or []
+            before, records = 0, await self._thread.news() or []
+
+        if self._thread.first > before:  # the uuids of what was trimmed are unknown
+            times = map(time_of, records)
+            self._oldest = next((one for one in times if one is not None), None)
 
         self._take(records)
         self._thread.read(records)

@@ -264,3 +264,36 @@ async def test_old_messages_of_sessions_go_by_their_own_time() -> None:
         opened = await google_adk.SessionService(cp).get_session(**ids)
         assert opened is not None
         assert [event.id for event in opened.events] == ["2 user"]
+
+
+async def test_an_import_brings_nothing_back_that_was_cut(any_url: str) -> None:
+    """A new process delivers the whole transcript again, as the SDK's import does."""
+    key: Any = {"project_key": "p", "session_id": _uuid(999)}
+
+    async with open_checkpointer(any_url) as cp:
+        for n in range(5):
+            await claude_agent_sdk.ClaudeSessionStore(cp).append(key, claude_turn(n))
+
+        assert await cut(cp, claude_agent_sdk.transcript_thread(key)) == 12
+        opened = claude_agent_sdk.ClaudeSessionStore(cp)
+
+        for n in range(6):
+            await opened.append(key, claude_turn(n))
+
+        left = [one for n in (3, 4, 5) for one in claude_turn(n)]
+        assert await opened.load(key) == left
+        without_time: Any = [{"type": "user", "uuid": _uuid(1)}]
+        await claude_agent_sdk.ClaudeSessionStore(cp).append(key, without_time)
+        assert await opened.load(key) == [*left, *without_time]
+
+
+async def test_a_transcript_of_which_nothing_is_left_takes_all() -> None:
+    """Without an entry that stayed there is no time to compare with."""
+    key: Any = {"project_key": "p", "session_id": _uuid(999)}
+
+    async with MemoryCheckpointer[Any]() as cp:
+        await claude_agent_sdk.ClaudeSessionStore(cp).append(key, claude_turn(1))
+        await cp.trim(claude_agent_sdk.transcript_thread(key), 4)
+        opened = claude_agent_sdk.ClaudeSessionStore(cp)
+        await opened.append(key, claude_turn(0))
+        assert await opened.load(key) == claude_turn(0)
