@@ -20,6 +20,7 @@ from cpkit.sessions.errors import NotASession
 from cpkit.sessions.follower import Follower
 from cpkit.sessions.jsonl import SessionFile, read_jsonl, write_jsonl
 from cpkit.sessions.migrate import migrate, version_of
+from cpkit.sessions.tree import LogTree
 from cpkit.sessions.typed import TypedMessages
 from cpkit.sessions.view import SessionView
 
@@ -105,9 +106,13 @@ class SessionLog(SessionEditor):
 
         Reads the line that was read last and all later lines. Raises ``CorruptThread``
         if the store has another line in its place, because the thread was deleted.
+
+        A log goes on after another process has trimmed the session, and keeps what it
+        has read. Where lines were trimmed before they were read, it has only what is
+        left, as a session that is opened then.
         """
         async with self._turn:
-            is_new = not self.version
+            before = self.version
             lines = await self._thread.news()
 
             if lines is None:
@@ -120,16 +125,26 @@ class SessionLog(SessionEditor):
 
             entries = lines
 
-            if lines and is_new and not self._thread.first:
+            if self._thread.first > before:
+                self._begin_again(lines)
+            elif lines and not before:
                 self.header = _header(lines[0], self.session_id)
                 entries = lines[1:]
-            elif is_new and self._thread.first:
-                self._base = self._thread.first
-                _check_trimmed(lines, self.session_id)
+                self._tree.extend(entries)
+            else:
+                self._tree.extend(entries)
 
-            self._tree.extend(entries)
             self._thread.read(lines)
             return entries
+
+    def _begin_again(self, lines: list[Any]) -> None:
+        """Take what is left of a session in the place of what was read before."""
+        if lines and flaw(lines[0]) is not None:
+            raise NotASession(self.session_id)
+
+        tree = LogTree(self.session_id)
+        tree.extend(lines)
+        self._tree, self._base = tree, self._thread.first
 
     async def fork(
         self,
@@ -271,12 +286,6 @@ def _header(line: object, session_id: str) -> Entry:
         )
 
     return line
-
-
-def _check_trimmed(lines: list[Any], session_id: str) -> None:
-    """Check what is left of a session whose header was trimmed."""
-    if lines and flaw(lines[0]) is not None:
-        raise NotASession(session_id)
 
 
 def _carried_over(source: SessionView, fork: SessionView) -> list[Entry]:

@@ -12,6 +12,7 @@ from cpkit import (
     MemoryCheckpointer,
     SchemaMismatch,
     SerializationError,
+    VersionConflict,
     open_checkpointer,
 )
 from cpkit.messages import Message, UserMessage
@@ -325,6 +326,44 @@ async def test_a_trimmed_session_goes_on(session_id: str) -> None:
         assert [one["id"] for one in await log.refresh()] == [more]
         assert (await SessionLog.open(cp, session_id)).leaf_id == more
         assert log.entry(later) == opened.entry(later)
+
+
+async def test_an_open_log_goes_on_after_a_trim_elsewhere(session_id: str) -> None:
+    """It lost lines before it read them: it has what is left, as a new one has."""
+    async with open_checkpointer("memory://") as cp:
+        log, other = [await SessionLog.open(cp, session_id) for _ in range(2)]
+        await log.append_message(user("old"))
+        await other.refresh()
+        ids = [await other.append_message(user(f"{n}")) for n in range(4)]
+        await cp.trim(session_id, 4)
+
+        with pytest.raises(VersionConflict):
+            await log.append_message(user("early"))
+
+        assert [one["id"] for one in await log.refresh()] == ids[2:]
+        assert log.entries == (await SessionLog.open(cp, session_id)).entries
+        assert texts(log.context().messages) == ["2", "3"]
+        assert [one.version for one in log.versions()] == [5, 6]
+
+        await log.append_message(user("later"))
+        assert texts(log.context().messages) == ["2", "3", "later"]
+        await other.refresh()
+        assert texts(other.context().messages) == ["old", *"0123", "later"]
+
+
+async def test_an_open_log_refuses_other_messages_after_a_trim(session_id: str) -> None:
+    """The lines that it has not read are not entries."""
+    async with open_checkpointer("memory://") as cp:
+        log = await SessionLog.open(cp, session_id)
+        await log.append_message(user("old"))
+        await cp.append(session_id, [{"role": "user"}] * 3)
+        await cp.trim(session_id, 3)
+
+        for _ in range(2):
+            with pytest.raises((NotASession, CorruptThread)):
+                await log.refresh()
+
+        assert texts(log.context().messages) == ["old"]
 
 
 async def test_a_session_of_which_nothing_is_left_begins_again(session_id: str) -> None:
