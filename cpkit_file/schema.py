@@ -34,6 +34,9 @@ FORMAT_VERSION = 1
 # In this order, an ordinary copy of a store in use has the key of each call.
 THREADS, KEYS = "threads", "used-keys"
 MARK = "cpkit.json"
+# The endings of the file that keeps torn writes of a log for a person to see, and of
+# the file that becomes a log when it is complete.
+TORN, DRAFT = ".torn", ".tmp"
 LOG_NAME = re.compile(r"[a-z0-9-]{1,40}~[0-9a-f]{64}\.jsonl")
 REGISTER_NAME = re.compile(r"[0-9a-f]{2}\.jsonl")
 
@@ -150,14 +153,20 @@ def inspect(path: str) -> StoreInfo | None:
     except OSError:
         return None
 
-    size = 0
+    size = left = 0
 
     for folder, _, names in os.walk(path):
         for name in names:
             with suppress(FileNotFoundError):  # removed since it was listed
-                size += os.lstat(os.path.join(folder, name)).st_size
+                one = os.lstat(os.path.join(folder, name)).st_size
+                size += one
+                left += one if name.endswith((TORN, DRAFT)) else 0
 
-    return StoreInfo(True, version, size, path) if isinstance(version, int) else None
+    words = f"{left:,} bytes of writes that a crash cut short; while no agent runs: "
+    command = f"rm -f '{path}'/*/*{DRAFT} '{path}'/*/*{TORN}"
+    dead = {"left over": words + command} if left else {}
+    is_known = isinstance(version, int)
+    return StoreInfo(True, version, size, path, dead) if is_known else None
 
 
 # Files that are locked and synced

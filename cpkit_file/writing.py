@@ -39,10 +39,7 @@ from cpkit_file import lines, schema
 from cpkit_file.keys import attempts, find_call
 from cpkit_file.lines import SEAL, Line
 from cpkit_file.log import Folder, Log, Tail
-
-# The endings of the file that keeps torn writes of a log for a person to see, and of
-# the file that becomes a log when it is complete.
-_TORN, _DRAFT = ".torn", ".tmp"
+from cpkit_file.schema import DRAFT, TORN
 
 _logger = logging.getLogger("cpkit_file")
 
@@ -156,7 +153,7 @@ class Locked(Log):
 
     def _set_aside(self, size: int) -> None:
         """Copy a torn write to another file, and cut it off."""
-        end, path = self.tail.end, self.path + _TORN
+        end, path = self.tail.end, self.path + TORN
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
         # On a full disk it is only cut off, so that the next write has space.
@@ -336,7 +333,7 @@ def _replace(log: Locked, state: Restore) -> None:
 
     added += [(lines.recorded(call), version, updated_at) for call in state.calls]
     _clean(log)
-    draft = log.path + _DRAFT
+    draft = log.path + DRAFT
 
     with Locked(log.folder, draft) as file:
         file.append(added, together=False)
@@ -347,6 +344,6 @@ def _replace(log: Locked, state: Restore) -> None:
 
 def _clean(log: Locked) -> None:
     """Remove what a crash can leave beside a log, which has messages of it."""
-    for ending in (_TORN, _DRAFT):
+    for ending in (TORN, DRAFT):
         with suppress(FileNotFoundError):
             os.unlink(log.path + ending)

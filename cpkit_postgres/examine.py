@@ -35,10 +35,7 @@ SELECT pg_backend_pid() AS pid, CASE WHEN pg_is_in_recovery() THEN 'on' END AS s
     (SELECT true FROM pg_roles WHERE rolname = current_user AND NOT rolsuper
         AND NOT rolbypassrls AND current_setting('row_security') = 'on') AS hides,
     (SELECT nullif(checksum_failures, 0) FROM pg_stat_database
-     WHERE datname = current_database()) AS checksums,
-    (SELECT format('%s of %s, which autovacuum frees for new rows', sum(n_dead_tup),
-        sum(n_live_tup + n_dead_tup)) FROM pg_stat_user_tables WHERE schemaname = $1
-     HAVING sum(n_dead_tup) * 10 > sum(n_live_tup + n_dead_tup)) AS dead
+     WHERE datname = current_database()) AS checksums
 """
 _ADVICE = {
     "standby": "the server is a standby: it takes no writes, and its reads lag",
@@ -107,10 +104,8 @@ async def examine(connections: Connections, whole: bool) -> Findings:
         found = {**around, "pooler": connections.pooler == "transaction"}
         advice = [text.format(found[k]) for k, text in _ADVICE.items() if found[k]]
 
-        facts = {"dead rows": str(found["dead"])} if found["dead"] else {}
-
         if not whole:
-            return Findings(advice=advice, facts=facts)
+            return Findings(advice=advice)
 
         damaged = await _check(connections, _FAULTS)
         checks = await connections.fetch(_CHECKS, connections.schema)
@@ -119,9 +114,7 @@ async def examine(connections: Connections, whole: bool) -> Findings:
             damaged += await _check(connections, check)
 
         missing = "not checked: CREATE EXTENSION amcheck, or the right to execute it"
-        return Findings(
-            damaged, advice, facts if checks else {**facts, "indexes": missing}
-        )
+        return Findings(damaged, advice, {} if checks else {"indexes": missing})
     except StoreFailure as exc:
         return Findings(advice=[f"the store could not be examined: {exc.reason}"])
     finally:

@@ -34,8 +34,11 @@ _IS_MISSING = """
 SELECT pg_backend_pid() AS pid, to_regnamespace(quote_ident($1)) IS NULL AS is_missing
 """
 _SIZE = """
-SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
-WHERE relnamespace = to_regnamespace(quote_ident($1)) AND relkind = 'r'
+SELECT sum(pg_total_relation_size(oid))::bigint,
+    (SELECT format('%s of %s, which autovacuum frees for new rows', sum(n_dead_tup),
+        sum(n_live_tup + n_dead_tup)) FROM pg_stat_user_tables WHERE schemaname = $1
+     HAVING sum(n_dead_tup) * 10 > sum(n_live_tup + n_dead_tup))
+FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident($1)) AND relkind = 'r'
 """
 
 # What a commit survives with a setting that is off; the first one counts.
@@ -98,8 +101,9 @@ async def inspect(connections: Connections) -> StoreInfo | None:
         if not (row := await _settings(connections)):
             return StoreInfo(False)
 
-        ((size,),) = await connections.fetch(_SIZE, connections.schema)
-        return StoreInfo(True, row["version"], size)
+        ((size, rows),) = await connections.fetch(_SIZE, connections.schema)
+        dead = {"dead rows": rows} if rows else {}
+        return StoreInfo(True, row["version"], size, dead=dead)
     except StoreFailure:
         return None
     finally:

@@ -81,6 +81,7 @@ from cpkit_redis.schema import (
     version_of,
 )
 from cpkit_redis.server import Server
+from cpkit_redis.space import dead_space
 
 __all__ = ["RedisCheckpointer", "RedisStore"]
 
@@ -141,12 +142,12 @@ class RedisStore:
 
     @classmethod
     async def inspect(cls, url: str, options: RedisOptions) -> StoreInfo | None:
-        """Read the version; ``None`` where the server does not answer."""
+        """Read the version and INFO; ``None`` where the server does not answer."""
         store = cls.from_url(url, options)
 
         try:
             async with asyncio.timeout(options.connect_timeout):
-                [found] = await store._server.ask(store._look)
+                found, info = await store._server.ask(store._look, (b"INFO",))
         except (StoreFailure, TimeoutError):
             return None
         finally:
@@ -155,7 +156,8 @@ class RedisStore:
         if isinstance(found, Exception):
             return None
 
-        return StoreInfo(found is not None, found and version_of(found))
+        dead = dead_space(_info(info))
+        return StoreInfo(found is not None, found and version_of(found), dead=dead)
 
     async def open(self) -> None:
         # Nothing is written before it is certain that the server can be used.
@@ -164,12 +166,8 @@ class RedisStore:
         found, answer, *answers = await self._server.ask(
             self._look, (b"INFO",), *settings
         )
-        info: dict[str, str] = {}
+        info = _info(answer)
         config: dict[str, str] = {}
-
-        if not isinstance(answer, Exception):
-            lines = answer.decode(errors="replace").splitlines()
-            info = dict(line.split(":", 1) for line in lines if ":" in line)
 
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, list) and answer:
@@ -422,6 +420,15 @@ class RedisCheckpointer(FullHandle[MessageT]):
         known = RedisOptions(**options)
         store = RedisStore(where, known)
         super().__init__(store, message_type=message_type, options=known)
+
+
+def _info(answer: Any) -> dict[str, str]:
+    """Return what INFO says; nothing where the server denies it."""
+    if isinstance(answer, Exception):
+        return {}
+
+    lines = answer.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def _check_absent(thread_id: str, *found: object) -> None:

@@ -9,7 +9,6 @@ import time
 from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from cpkit.driver import (
     FileSystem,
@@ -27,6 +26,8 @@ IN_MEMORY = ":memory:"
 SCHEMA_VERSION = 1
 
 _SCHEMA = files("cpkit_sqlite").joinpath("schema.sql").read_text()
+
+_PAGES = "page_size", "freelist_count", "page_count"
 
 _creating = threading.Lock()
 
@@ -197,42 +198,36 @@ def inspect(path: str) -> StoreInfo | None:
     try:
         with _reading(path) as db:
             version = _version(db)
+            page, free, pages = (
+                db.execute(f"PRAGMA {name}").fetchone()[0] for name in _PAGES
+            )
     except sqlite3.Error:
         return None
 
-    size = 0
+    size, dead = 0, {}
+
+    if free * 10 > pages:
+        space = f"{page * free:,} bytes of the file, which are used again"
+        dead["free"] = f"{space}; VACUUM gives them to the disk"
 
     for end in ("", "-wal", "-shm"):
         with suppress(FileNotFoundError):  # the last process removes them
             size += os.path.getsize(path + end)
 
-    return StoreInfo(version is not None, version, size, path)
+    return StoreInfo(version is not None, version, size, path, dead)
 
 
-def examine(path: str, whole: bool) -> Findings:
-    """Tell how much of the file is free, and what SQLite's check of it all finds."""
+def examine(path: str) -> Findings:
+    """Return what SQLite's check of the whole file finds."""
     path = os.path.realpath(path)
-    rows: list[Any] = []
 
     try:
         with _reading(path) as db:
-            if whole:
-                rows = db.execute("PRAGMA integrity_check(10)").fetchall()
-
-            pragmas = "page_size", "freelist_count", "page_count"
-            size, free, pages = (
-                db.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas
-            )
+            rows = db.execute("PRAGMA integrity_check(10)").fetchall()
     except sqlite3.Error as exc:
         return Findings([f"{path}: {exc}"])
 
-    damaged = [f"{path}: {found}" for (found,) in rows if found != "ok"]
-
-    if free * 10 < pages:
-        return Findings(damaged)
-
-    space = f"{size * free:,} bytes of the file, which are used again"
-    return Findings(damaged, facts={"free": f"{space}; VACUUM gives them to the disk"})
+    return Findings([f"{path}: {found}" for (found,) in rows if found != "ok"])
 
 
 def prepare(db: sqlite3.Connection, store: str, file: File, timeout: float) -> None:

@@ -132,10 +132,10 @@ class SQLiteStore:
     async def examine(url: str, options: DriverOptions, whole: bool) -> Findings:
         path = _path(url)
 
-        if path == IN_MEMORY:
+        if path == IN_MEMORY or not whole:
             return Findings()
 
-        return await asyncio.to_thread(schema.examine, path, whole)
+        return await asyncio.to_thread(schema.examine, path)
 
     async def open(self) -> None:
         await self.close()  # an opening that failed may have left a connection

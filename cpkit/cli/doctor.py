@@ -144,7 +144,12 @@ async def _examine(
             "longest_threads": longest,
             "largest_threads": largest,
             "oldest_pending": None if oldest is None else _as_json(oldest),
-            "facts": dict(more.facts) | _space(found and found.path) | sealed,
+            "facts": {
+                **({} if found is None else found.dead),
+                **more.facts,
+                **_space(found and found.path),
+                **sealed,
+            },
             "damaged": [*damaged, *missing.values(), *more.damaged],
             "probe": probe,
         }

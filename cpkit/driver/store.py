@@ -267,13 +267,15 @@ class StoreInfo(NamedTuple):
     """What ``inspect`` finds without creating anything.
 
     ``version`` is the schema's, ``size`` the bytes that the store takes, ``path`` its
-    file or folder; each is ``None`` where it is not known.
+    file or folder; each is ``None`` where it is not known. ``dead`` says for people to
+    read what of the bytes holds nothing, and the command that frees it.
     """
 
     exists: bool
     version: object = None
     size: int | None = None
     path: str | None = None
+    dead: Mapping[str, str] = {}
 
 
 class Findings(NamedTuple):

@@ -63,6 +63,7 @@ async def store(site: Site, request: Request) -> Page:
             "advice": [] if durability is None else list(durability.advice),
             "schema_version": None if found is None else found.version,
             "bytes": None if found is None else found.size,
+            "dead": {} if found is None else dict(found.dead),
             "path": None if found is None else found.path,
             "max_payload": None if limits is None else limits.max_value,
             "max_append": None if limits is None else limits.max_append,

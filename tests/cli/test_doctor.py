@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cpkit import Survives
 from cpkit.cli.stores import Store
 from cpkit.driver import file_system
 from cpkit_file.schema import register_name
+from cpkit_redis.space import dead_space
 from tests.cli.command import call, in_store, invoke, run_main
 from tests.mounts import small_disk
 from tests.servers.redis import RedisServer
@@ -103,6 +105,52 @@ def test_free_space_is_told(sqlite_url: str) -> None:
 
     in_store(sqlite_url, fill_and_delete)
     assert "VACUUM gives them to the disk" in invoke("doctor", sqlite_url).out
+
+
+def test_what_a_killed_trim_left_is_told(tmp_path: Path) -> None:
+    """The command that is named removes it."""
+    url = f"file://{tmp_path}/agent"
+
+    async def fill(cp: Store) -> None:
+        await cp.append("t", [{"text": "x"}])
+
+    in_store(url, fill)
+    assert "left over" not in invoke("doctor", url).out
+    [log] = (tmp_path / "agent/threads").iterdir()
+    Path(f"{log}.tmp").write_text("x" * 5_000)
+    fact = invoke("doctor", url, "--json").json["facts"]["left over"]
+    assert fact.startswith("5,000 bytes of writes that a crash cut short")
+    subprocess.run(fact.partition(": ")[2], shell=True, check=True)
+    assert "left over" not in invoke("doctor", url).out
+    assert log.exists()
+
+
+def test_dead_space_of_a_server_is_told() -> None:
+    """What was deleted is in the append-only file until the server rewrites it."""
+    server = RedisServer()
+    server.start()
+
+    async def fill_and_delete(cp: Store) -> None:
+        await cp.append("large", [{"text": "x" * 5_000_000}] * 4)
+        await cp.delete_thread("large")
+
+    try:
+        in_store(server.url, fill_and_delete)
+        facts = invoke("doctor", server.url, "--json").json["facts"]
+    finally:
+        server.close()
+
+    assert "BGREWRITEAOF frees what counts no more" in facts["append-only file"]
+
+
+def test_memory_that_a_server_does_not_use_is_told() -> None:
+    """INFO of a server that had four times as much, and of a new one."""
+    info = {"used_memory": "50000000", "mem_fragmentation_bytes": "150000000"}
+    assert "150,000,000 bytes" in dead_space(info)["memory"]
+    assert "MEMORY PURGE" in dead_space(info)["memory"]
+    new = {"used_memory": "900000", "mem_fragmentation_bytes": "7000000"}
+    assert dead_space(new) == {}
+    assert dead_space({}) == {}
 
 
 def test_a_store_is_created_on_request(tmp_path: Path) -> None:

@@ -279,6 +279,20 @@ async def test_the_store_view_names_the_largest_threads(
     assert "about 27.3 kB: 100 % messages" in page
 
 
+async def test_the_store_view_names_dead_space(tmp_path: Path, client: Client) -> None:
+    """As ``cpkit doctor`` does, with the command that helps."""
+    url = f"sqlite:///{tmp_path}/agent.db"
+
+    async with open_checkpointer(url) as cp:
+        await cp.append("large", [{"text": "x" * 100_000}])
+        await cp.append("small", [{}])
+        await cp.delete_thread("large")
+
+    async with open_checkpointer(url) as cp, client(cp, url=url) as http:
+        assert "VACUUM" in (await http.get("/store.json")).json()["dead"]["free"]
+        assert "VACUUM gives them to the disk" in (await http.get("/store")).text
+
+
 async def test_a_lease_is_shown_with_its_holder(cp: Any, client: Client) -> None:
     """The page of what waits names the process that runs a thread."""
     async with thread_lease(cp, "busy", holder="worker-7"), client(cp) as http:
