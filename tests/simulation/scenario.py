@@ -363,14 +363,21 @@ class Scenario:
         self.reopens = False
 
     async def _prune(self) -> None:
-        """Apply a policy again and again that erases all that is not in use."""
-        policy = Retention(calls_older_than=timedelta(0), keep_last=1)
+        """Erase or delete by policy, again and again, what is not in use."""
+        now = timedelta(0)
+        erases = Retention(calls_older_than=now, keep_last=1)
+        deletes = Retention(older_than=now)
 
         while True:
             await asyncio.sleep(self.prunes.uniform(0, 10))
+            policy = deletes if self.prunes.random() < 0.2 else erases
+            pruned = await prune(self.store, policy)
 
-            if (pruned := await prune(self.store, policy)).erased_calls:
+            if pruned.erased_calls:
                 self.world.note("policy", f"erased {pruned.erased_calls}")
+
+            if pruned.threads:
+                self.world.note("policy", f"deleted {pruned.threads}")
 
     def _policy(self, effect: Effect) -> bool:
         return effect.args["order"] in self.world.needs_approval
