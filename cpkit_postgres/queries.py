@@ -31,6 +31,12 @@ from __future__ import annotations
 from cpkit.driver import StoredCall
 
 _PARTS = {
+    "{items_of}": """(SELECT json_agg(json_build_array(e.key, e.value))
+        FROM {schema}.extra AS e WHERE {extra_of_thread} =""",
+    "{pending_of}": """(SELECT json_agg(json_build_array({call}) ORDER BY c.sequence)
+        FROM {schema}.calls AS c WHERE c.status = 'issued' AND NOT c.erased
+            AND c.sequence > 0 AND c.sequence < (SELECT 9223372036854775807)
+            AND c.thread_id =""",
     "{call}": "c." + ", c.".join(StoredCall._fields),
     "{columns}": ", ".join(StoredCall._fields),
     "{calls_of_thread}": """c.thread_id = $1 AND c.call_id > ''
@@ -262,16 +268,11 @@ READ = """
 WITH thread AS (SELECT * FROM {schema}.threads WHERE thread_id = $1)
 SELECT -1 AS position, json_build_array(
     version,
-    (SELECT json_agg(json_build_array(e.key, e.value)) FROM {schema}.extra AS e
-     WHERE {extra_of_thread} = number),
+    {items_of} number),
     CASE WHEN $4::boolean THEN
         (SELECT json_agg(json_build_array({call}) ORDER BY c.sequence)
          FROM {schema}.calls AS c WHERE {calls_of_thread})
-    ELSE
-        (SELECT json_agg(json_build_array({call}) ORDER BY c.sequence)
-         FROM {schema}.calls AS c
-         WHERE c.thread_id = $1 AND c.status = 'issued' AND NOT c.erased
-             AND c.sequence > 0 AND c.sequence < (SELECT 9223372036854775807))
+    ELSE {pending_of} $1)
     END, created_at, updated_at, coalesce(first, 0))::text AS body
 FROM (SELECT) AS one LEFT JOIN thread ON true
 UNION ALL
@@ -282,6 +283,15 @@ WHERE thread_number = (SELECT number FROM thread)
         FROM thread)
     AND position < (
         SELECT CASE WHEN $3::bigint < 0 THEN version + $3 ELSE $3 END FROM thread)
+"""
+
+# Threads $1 without messages, each as JSON: version, extra, the pending calls, and the
+# first position.
+READ_MANY = """
+SELECT t.thread_id, json_build_array(
+    t.version, {items_of} t.number), {pending_of} t.thread_id), t.first)::text
+FROM unnest((SELECT $1::text[])) AS w (thread_id)
+JOIN {schema}.threads AS t ON t.thread_id = w.thread_id
 """
 
 # Ids from $1 on, without $2, before $3. With $5 also ids that have nothing but erased

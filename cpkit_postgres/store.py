@@ -57,6 +57,7 @@ from cpkit.driver import (
     prefix_end,
     span,
 )
+from cpkit.driver.together import Together
 from cpkit.errors import CorruptThread
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import redacted
@@ -104,6 +105,7 @@ class PostgresStore:
         self.name = f"{place}?schema={quote(options.schema)}"
         self.timeout = options.timeout
         self._connections = Connections(where, self.name, options)
+        self._together = Together[str, Snapshot | None]()
         self._durability = Durability(Survives.NONE, {})
 
     @classmethod
@@ -213,6 +215,9 @@ class PostgresStore:
     async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> Snapshot | None:
+        if start == stop == 0:
+            return await self._together.read(thread_id, self._without_messages)
+
         version, bodies, found = await self._read(thread_id, start, stop, False)
 
         if version is None:
@@ -226,6 +231,17 @@ class PostgresStore:
 
         messages = await decode_rows(decode, bodies, first)
         return Snapshot(messages, found.items, found.calls, version, first)
+
+    async def _without_messages(self, thread_ids: list[str]) -> list[Snapshot | None]:
+        rows = await self._connections.fetch(queries.READ_MANY, thread_ids)
+        found: dict[str, Snapshot] = {}
+
+        for thread_id, text in rows:
+            version, items, calls, first = from_json(text)
+            calls = [*map(StoredCall._make, calls or ())]
+            found[thread_id] = Snapshot([], items or (), calls, version, first or 0)
+
+        return [found.get(one) for one in thread_ids]
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         version, _, found = await self._read(thread_id, 0, None, True)

@@ -40,6 +40,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
@@ -65,6 +66,7 @@ from cpkit.driver import (
     prefix_end,
     span,
 )
+from cpkit.driver.together import Together
 from cpkit.errors import CorruptThread, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit_redis.address import URL_OPTIONS, name_of, pool_of
@@ -126,6 +128,7 @@ class RedisStore:
         self.name = f"{address}{'&' if '?' in address else '?'}prefix={options.prefix}"
         self.timeout = options.timeout
         self.limits = Limits()
+        self._together = Together[tuple[Sequence[bytes], ...], list[Any]]()
         self._notifies = options.notify
         self._durability = Durability(
             Survives.NONE, {}, ("not known before the store is open",)
@@ -244,6 +247,7 @@ class RedisStore:
                 (b"LRANGE", b"m", *asked),
                 (b"HGETALL", b"x"),
                 (b"HGETALL", b"p"),
+                together=start == stop == 0,
             )
 
             if not times:
@@ -343,7 +347,9 @@ class RedisStore:
 
         raise refusal(reason, batch[number].thread_id if batch else "")
 
-    async def _read(self, thread_id: str, *queries: tuple[bytes, ...]) -> list[Any]:
+    async def _read(
+        self, thread_id: str, *queries: tuple[bytes, ...], together: bool = False
+    ) -> list[Any]:
         """Return a thread's times, and the answers to queries, of one moment.
 
         A query is a command, a kind of key, and the rest. Every change of a thread sets
@@ -355,9 +361,10 @@ class RedisStore:
             (command, self._base + kind + name, *rest)
             for command, kind, *rest in (times, *queries, times)
         ]
+        ask = self._ask_together if together else self._server.ask
 
         while True:
-            *answers, again, schema = await self._server.ask(*commands, self._look)
+            *answers, again, schema = await ask(*commands, self._look)
 
             for answer in (*answers, again, schema):
                 if type(answer) not in _ANSWERS:
@@ -374,6 +381,16 @@ class RedisStore:
                     else answer
                     for command, answer in zip(commands, answers, strict=False)
                 ]
+
+    async def _ask_together(self, *commands: Sequence[bytes]) -> list[Any]:
+        """Send commands in one go with those of other callers."""
+        return await self._together.read(commands, self._ask_all)
+
+    async def _ask_all(
+        self, asked: list[tuple[Sequence[bytes], ...]]
+    ) -> list[list[Any]]:
+        answers = iter(await self._server.ask(*chain.from_iterable(asked)))
+        return [[*islice(answers, len(commands))] for commands in asked]
 
     async def _list(
         self, prefix: str, after: str | None, limit: int, erased: bool

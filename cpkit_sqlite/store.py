@@ -66,6 +66,7 @@ from cpkit.driver import (
     to_micros,
 )
 from cpkit.driver.seal import SEALED
+from cpkit.driver.together import Together
 from cpkit.errors import CorruptThread, InvalidURL, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
@@ -114,6 +115,7 @@ class SQLiteStore:
         self._file = File(path)
         self._connections: list[Connection] = []
         self._tried_at = 0  # the size of the log at the last try to copy it
+        self._together = Together[str, Snapshot | None]()
         self._reader: Connection
         self._writer: Connection
 
@@ -256,6 +258,10 @@ class SQLiteStore:
     async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> Snapshot | None:
+        if start == stop == 0:
+            read_many = partial(self._read, thread_id, _snapshots)
+            return await self._together.read(thread_id, read_many)
+
         return await self._read(thread_id, _snapshot, thread_id, start, stop, decode)
 
     async def holder(self, key: str) -> StoredCall | None:
@@ -529,6 +535,11 @@ def _snapshot(
     items = db.execute(queries.EXTRA, (number,)).fetchall()
     pending = _calls(db, queries.PENDING, thread_id)
     return Snapshot(found, items, pending, version, first)
+
+
+def _snapshots(db: _DB, thread_ids: list[str]) -> list[Snapshot | None]:
+    """Return threads without messages."""
+    return [_snapshot(db, one, 0, 0, lambda *_: []) for one in thread_ids]
 
 
 def _threads(

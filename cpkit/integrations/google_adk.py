@@ -46,7 +46,6 @@ from cpkit.records import CheckpointData, ThreadInfo
 from cpkit.registry import needs_extra
 from cpkit.sessions.context import copied
 from cpkit.sync import SyncCheckpointer
-from cpkit.tools.paging import gather_limited
 
 with needs_extra("cpkit.integrations.google_adk", "google-adk"):
     from google.adk.errors import StaleSessionError
@@ -221,12 +220,9 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
         await self._settle(app_name, user_id, thread_id, data)
         records = [record["event"] for record in data.messages if "event" in record]
-        session = _session(
-            (app_name, user_id, session_id),
-            data,
-            await self._shared_state(_thread(_APPS, app_name)),
-            await self._shared_state(_thread(_USERS, app_name, user_id)),
-        )
+        shared = _shared_threads(app_name, user_id).values()
+        app, user = await asyncio.gather(*map(self._shared_state, shared))
+        session = _session((app_name, user_id, session_id), data, app, user)
         session.events = [_event(thread_id, one) for one in _wanted(records, config)]
         return session
 
@@ -254,7 +250,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         owners = [*{owner for (_, owner, _), _ in found}]
         shared = [_thread(_USERS, app_name, owner) for owner in owners]
         shared += [_thread(_APPS, app_name)] if found else []
-        *states, app = await gather_limited(self._shared_state, shared) or [{}]
+        *states, app = await asyncio.gather(*map(self._shared_state, shared)) or [{}]
         users = dict(zip(owners, states, strict=True))
         sessions = [_session(ids, data, app, users[ids[1]]) for ids, data in found]
         sessions.sort(key=lambda one: (one.last_update_time, one.user_id, one.id))
@@ -546,7 +542,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         found = {info: self._listed.get(info) for info in page}
         changed = [info for info, data in found.items() if data is None]
         ids = [info.thread_id for info in changed]
-        loaded = await gather_limited(lambda one: self._load(one, 0), ids)
+        loaded = await asyncio.gather(*(self._load(one, 0) for one in ids))
 
         for info, data in zip(changed, loaded, strict=True):
             found[info] = data

@@ -43,6 +43,7 @@ QUERIES = {
     "load": (queries.READ, "'small', 0, 2147483647, false"),
     "dump": (queries.READ, "'small', 0, 2147483647, true"),
     "read": (queries.READ, "'small', -5, 2147483647, false"),
+    "load without messages": (queries.READ_MANY, "'{small,new}'"),
     "calls": (queries.CALLS, "'small'"),
     "holder": (queries.HOLDER, "'key 7'"),
     "attempts": (queries.ATTEMPTS, "'{key 7,key 8,new}'"),
