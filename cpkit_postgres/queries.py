@@ -146,12 +146,13 @@ FROM (SELECT) AS one LEFT JOIN taken ON true
 # Returns the call as it stands. Still issued: another writer resolved it meanwhile, so
 # look again. Counting the changed threads makes Postgres lock the thread's row first.
 RESOLVE = """
-WITH thread AS (
-    UPDATE {schema}.threads AS t SET updated_at = greatest(t.updated_at + 1, $5)
-    FROM {schema}.calls AS c
-    WHERE t.thread_id = $1 AND NOT c.erased
-        AND c.thread_id = $1 AND c.call_id = $2 AND c.status = 'issued'
-    RETURNING t.number
+WITH known AS (
+    SELECT {call} FROM {schema}.calls AS c WHERE c.thread_id = $1 AND c.call_id = $2
+), thread AS (
+    UPDATE {schema}.threads SET updated_at = greatest(updated_at + 1, $5)
+    WHERE thread_id = $1
+        AND EXISTS (SELECT FROM known WHERE status = 'issued' AND NOT erased)
+    RETURNING number
 ), resolved AS (
     UPDATE {schema}.calls AS c
     SET status = $3, resolved_at = greatest(c.issued_at, $5),
@@ -162,8 +163,7 @@ WITH thread AS (
 )
 SELECT * FROM resolved
 UNION ALL
-SELECT {call} FROM {schema}.calls AS c
-WHERE c.thread_id = $1 AND c.call_id = $2 AND NOT EXISTS (SELECT FROM resolved)
+SELECT * FROM known WHERE NOT EXISTS (SELECT FROM resolved)
 """
 
 # Deletes thread $1 if it is at version $2 (NULL: any), and with $3 its calls. Returns

@@ -114,3 +114,18 @@ async def test_a_small_thread_beside_many_rows(
         # The planner rightly scans a table of threads that is a few pages long.
         assert scanned <= {"threads"}, name
         assert blocks(plan) <= 300, name  # deleting 100 messages takes 250
+
+
+@pytest.mark.parametrize("name", ["claim", "replay", "resolve"])
+async def test_a_plan_for_an_empty_store_fits_a_large_one(
+    name: str, store: MakeStore, schema: str, raw: asyncpg.Connection
+) -> None:
+    """A connection keeps its first plans until ANALYZE: they find a call by its id."""
+    async with store():
+        pass
+
+    query, arguments = QUERIES[name]
+    plan = await explained(raw, schema, query, arguments, "force_generic_plan")
+    used = {node.get("Index Name") for node in nodes(plan)}
+    assert "calls_pkey" in used
+    assert "calls_pending" not in used

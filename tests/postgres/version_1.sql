@@ -47,7 +47,8 @@ CREATE TABLE {schema}.calls (
 
 CREATE UNIQUE INDEX calls_attempt ON {schema}.calls (idempotency_key, attempt);
 
-CREATE INDEX calls_pending ON {schema}.calls (thread_id, status, sequence);
+CREATE INDEX calls_pending ON {schema}.calls (thread_id, sequence)
+    WHERE status = 'issued' AND NOT erased;
 
 CREATE TABLE {schema}.schema_version (version integer NOT NULL);
 INSERT INTO {schema}.schema_version VALUES (1);
