@@ -22,8 +22,9 @@ Why the plans do not depend on statistics
     keep it on the index. An array of ids stands in a subquery: a plan for given values
     would look cheaper than the general one, and be made each time.
 
-Why arrays hold text
+Why arrays hold text, and ids are joined
     Of the type of another array asyncpg asks the server: six round trips a connection.
+    It checks each element in Python, so the ids and numbers of a batch are one text.
 """
 
 from __future__ import annotations
@@ -75,35 +76,36 @@ WITH grown AS (
 SELECT version FROM thread
 """
 
-# The same for any number of threads, each once, ordered by id. $1, $2 and $4 are their
-# ids, the versions expected, and how many messages each one gets; $5 to $7 for each
-# message its thread, how far from the end it stands, and the text; $8 to $10 for each
-# key of extra its thread, key and value. Returns the threads that were written and
-# their new versions. A thread that must exist is locked first: deleted meanwhile, it
-# would be begun again.
+# The same for any number of threads, each once, ordered by id. $4 separates the parts
+# of $1, $2, $5, $6 and $7. $1, $2 and $5 are the ids, the versions expected (NULL: any
+# for all; empty: any), and how many messages each one gets; $6 to $8 for each message
+# its thread, how far from the end it stands, and the text; $9 to $11 for each key of
+# extra its thread, key and value. Returns the threads written and their new versions.
+# A thread that must exist is locked first: deleted meanwhile, it would be begun again.
 APPEND_MANY = """
 WITH thread AS (
     INSERT INTO {schema}.threads AS t (thread_id, version, created_at, updated_at)
     SELECT w.thread_id, w.added::bigint, $3, $3
-    FROM unnest((SELECT $1::text[]), $2::text[], $4::text[])
-        AS w (thread_id, expected, added)
-    WHERE coalesce(w.expected, '0') = '0' OR EXISTS (
+    FROM unnest((SELECT string_to_array($1, $4)), string_to_array($2, $4),
+            string_to_array($5, $4)) AS w (thread_id, expected, added)
+    WHERE coalesce(w.expected, '') IN ('', '0') OR EXISTS (
         SELECT FROM {schema}.threads AS s WHERE s.thread_id = w.thread_id FOR KEY SHARE)
     ON CONFLICT (thread_id) DO UPDATE
     SET version = t.version + excluded.version,
         updated_at = greatest(t.updated_at + 1, $3)
-    WHERE $2 IS NULL OR t.version = coalesce(
-        ($2)[array_position($1, t.thread_id)]::bigint, t.version)
+    WHERE $2 IS NULL OR (SELECT string_to_array($2, $4))[array_position(
+        (SELECT string_to_array($1, $4)), t.thread_id)] IN ('', t.version::text)
     RETURNING number, thread_id, version
 ), messages AS (
     INSERT INTO {schema}.messages (thread_number, position, body)
     SELECT t.number, t.version - m.back::bigint, m.body
-    FROM unnest($5::text[], $6::text[], $7::text[]) AS m (thread_id, back, body)
+    FROM unnest(string_to_array($6, $4), string_to_array($7, $4), $8::text[])
+        AS m (thread_id, back, body)
     JOIN thread AS t USING (thread_id)
 ), extra AS (
     INSERT INTO {schema}.extra (thread_number, key, value)
     SELECT t.number, e.key, e.value
-    FROM unnest($8::text[], $9::text[], $10::text[]) AS e (thread_id, key, value)
+    FROM unnest($9::text[], $10::text[], $11::text[]) AS e (thread_id, key, value)
     JOIN thread AS t USING (thread_id)
     ON CONFLICT (thread_number, key) DO UPDATE SET value = excluded.value
 )

@@ -354,31 +354,35 @@ async def _append_many(
     fetch: Fetch, shared: dict[str, list[Placed]], outcomes: list[Outcome]
 ) -> None:
     """Append to threads, and merge, in one statement; remove the threads written."""
-    ids, expected, bodies, items = sorted(shared), [], {}, {}
+    ids, bodies, fences = sorted(shared), {}, []
+    items: dict[tuple[str, bytes], bytes] = {}
 
     for one in ids:
         appends = [write for _, write in shared[one] if type(write) is Append]
-        bodies[one] = [body.decode() for write in appends for body in write.bodies]
-        items[one] = {
-            key.decode(): value.decode()
-            for _, write in shared[one]
-            for key, value in write.items
-        }
+        bodies[one] = [body for write in appends for body in write.bodies]
         version = appends[0].expected_version if appends else None
-        expected.append(None if version is None else str(version))
+        fences.append("" if version is None else str(version))
 
+        for _, write in shared[one]:
+            items |= {(one, key): value for key, value in write.items}
+
+    counts = [len(bodies[one]) for one in ids]
+    # All ids of a batch are too short to have every character.
+    taken = "".join(ids) + "0123456789"
+    mark = next(c for c in map(chr, range(1, 0xD800)) if c not in taken)
     rows = await fetch(
         queries.APPEND_MANY,
-        ids,
-        expected if any(expected) else None,
+        mark.join(ids),
+        mark.join(fences) if any(fences) else None,
         _now(),
-        [str(len(bodies[one])) for one in ids],
-        [one for one in ids for _ in bodies[one]],
-        [str(n) for one in ids for n in range(len(bodies[one]), 0, -1)],
-        [body for one in ids for body in bodies[one]],
-        [one for one in ids for _ in items[one]],
-        [key for one in ids for key in items[one]],
-        [value for one in ids for value in items[one].values()],
+        mark,
+        mark.join(map(str, counts)),
+        mark.join([one for one in ids for _ in bodies[one]]),
+        mark.join([str(n) for count in counts for n in range(count, 0, -1)]),
+        [body.decode() for one in ids for body in bodies[one]],
+        [one for one, _ in items],
+        [key.decode() for _, key in items],
+        [value.decode() for value in items.values()],
     )
 
     for one, version in rows:

@@ -113,7 +113,7 @@ async def test_the_first_use_of_a_statement_is_two_round_trips(
 
 
 async def test_a_batch_is_one_statement(url: str, schema: str) -> None:
-    """Appends and merges of many threads and of one, and asyncpg asks for no types."""
+    """Appends and merges of threads with any ids, and asyncpg asks for no types."""
     options = {"pool_size": 1, "notify": False}
 
     async with Proxy(shared_postgres()) as proxy:
@@ -121,16 +121,20 @@ async def test_a_batch_is_one_statement(url: str, schema: str) -> None:
             store = cp.store
             before = proxy.trips
             batch: list[Write] = [
-                Append("a", [b"{}", b"{}"], 0, [(b'"k"', b"1")]),
-                Append("b", [b"{}"], None),
-                Merge("b", [(b'"k"', b"1")]),
-                Append("b", [b"{}"], None, [(b'"k"', b"2")]),
+                Append("a\1", [b"{}", b"{}"], 0, [(b'"k"', b"1")]),
+                Append("b\n\2", [b"{}"], None),
+                Merge("b\n\2", [(b'"k"', b"1")]),
+                Append("b\n\2", [b"{}"], None, [(b'"k"', b"2")]),
             ]
             assert [*await store.commit(batch)] == [2, 1, None, 2]
             assert proxy.trips - before == 2  # to parse it and to run it
-            dump = await cp.dump_thread("b")
+            dump = await cp.dump_thread("b\n\2")
             assert dump is not None
             assert dump.extra == {"k": 2}
+            assert [one.thread_id for one in await cp.list_threads()] == [
+                "a\1",
+                "b\n\2",
+            ]
 
 
 async def test_a_decision_is_four_round_trips(url: str, schema: str) -> None:

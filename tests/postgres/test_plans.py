@@ -38,7 +38,7 @@ FROM thread, generate_series(1, {size} / 5) AS n
 SMALL = 100
 
 # Arguments for the small thread; its number is 1.
-MANY = "'{new,small}', '{NULL,100}', 1, '{1,1}', '{new,small}', '{1,1}', '{b,b}'"
+MANY = "'new,small', ',100', 1, ',', '1,1', 'new,small', '1,1', '{b,b}'"
 QUERIES = {
     "load": (queries.READ, "'small', 0, 2147483647, false"),
     "dump": (queries.READ, "'small', 0, 2147483647, true"),
