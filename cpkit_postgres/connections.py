@@ -113,13 +113,9 @@ class Connections:
         connection = await self._take()
         lost: Fate = "not sent"  # without a commit the server rolls back
 
-        async def fetch(query: str, *args: object) -> list[Record]:
-            rows: list[Record] = await connection.fetch(self._text(query), *args)
-            return rows
-
         try:
             await connection.execute(_BEGIN)
-            yield fetch
+            yield lambda query, *args: connection.fetch(self._text(query), *args)
             lost = "unknown"
             await connection.execute("COMMIT")
         except BaseException as exc:
@@ -215,16 +211,13 @@ class Connections:
         if is_late(exc) and not isinstance(self._where, str):
             await self._where.expire_connections()
         elif is_late(exc) or (is_answer and not is_usable_after(exc)):
-            self._terminate_idle()
+            while self._idle:
+                self._idle.pop()[1].terminate()
 
         if is_answer:
             raise failure(exc, lost or "unknown") from exc
 
         raise exc
-
-    def _terminate_idle(self) -> None:
-        while self._idle:
-            self._idle.pop()[1].terminate()
 
     async def _connect(self) -> Any:
         """Return a new connection, or one of the caller's pool.
