@@ -25,6 +25,13 @@ PRODUCED = {
             "has about … of messages",
         ],
         "test_free_space_is_told": ["bytes of the file, which are used again"],
+        "test_what_a_killed_trim_left_is_told": [
+            "bytes of writes that a crash cut short"
+        ],
+        "test_memory_that_a_server_does_not_use_is_told": [
+            "bytes that the server holds beyond what it uses"
+        ],
+        "test_dead_space_of_a_server_is_told": ["bytes since its last rewrite"],
         "test_keys_without_calls_and_calls_without_keys_are_counted": [
             "calls, such as …, have no key in `used-keys/`",
             "lines of `used-keys/` without a call",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from runpy import run_path
@@ -17,7 +17,7 @@ import pytest
 import cpkit.driver
 import cpkit.effects
 import cpkit.sessions
-from tests.docs.pages import DOCS, blocks_of, printed_by
+from tests.docs.pages import DOCS, blocks_of, printed_by, printed_by_process
 
 ROOT = DOCS.parent
 
@@ -40,8 +40,11 @@ ELSEWHERE = {
 PAGES = [str(page.relative_to(DOCS)) for page in sorted(DOCS.rglob("*.md"))]
 # A whole certification.
 LONG = {"certify.md"}
+# It sets the provider of metrics of its process, once and for all.
+ALONE = {"metrics.md"}
 BLOCKS = [
     pytest.param(
+        printed_by_process if name in ALONE else printed_by,
         block,
         id=f"{name}-{number}",
         marks=[pytest.mark.long] if name in LONG else [],
@@ -52,10 +55,12 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_each_block_is_a_program_that_runs(block: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("run", "block"), BLOCKS)
+def test_each_block_is_a_program_that_runs(
+    run: Callable[[str, Path], str], block: str, tmp_path: Path
+) -> None:
     """In an empty folder, without a warning or a failed assertion."""
-    printed_by(block, tmp_path)
+    run(block, tmp_path)
 
 
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
