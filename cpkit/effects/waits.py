@@ -35,8 +35,8 @@ Look = Callable[[], Awaitable[CallRecord | None]]
 
 ReadHeartbeat = Callable[[CallRecord], Awaitable[object]]
 
-_Place = tuple[str, float | None]
-"""The id of an attempt, and the ``stale_after`` of those that wait for it."""
+_Place = tuple[str, str, float | None]
+"""The thread and the id of an attempt, and the ``stale_after`` of those that wait."""
 
 
 class SharedWaits:
@@ -71,7 +71,7 @@ class SharedWaits:
         attempt; the next one gets its own after another such time. Raises what a look
         raised.
         """
-        place = holder.call.call_id, stale_after
+        place = holder.thread_id, holder.call.call_id, stale_after
         reader = self._readers.get(place)
 
         if reader is None:
@@ -138,7 +138,7 @@ class _Reader:
         return is_over
 
     async def _read(self) -> None:
-        stale_after = self._place[1]
+        stale_after = self._place[2]
         stale = None if stale_after is None else StaleDetector(stale_after)
         # A longer pause would not count as silence.
         longest = inf if stale is None else stale.longest_pause

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from cpkit import CallRecord, MemoryCheckpointer
+from cpkit import CallRecord, MemoryCheckpointer, ToolCall
+from cpkit.effects import EffectLedger
 from cpkit.effects.waits import Answer, Look, SharedWaits
 from tests.driver.gated import run_ready_tasks
-from tests.effects.shop import claim
+from tests.effects.shop import Shop, claim
 from tests.simulation.loop import simulated_loop
 
 
@@ -123,6 +124,31 @@ async def test_a_reader_that_is_cancelled_lets_its_callers_look_again(
     reader._task.cancel()
     assert await asyncio.gather(*callers) == [None, None]
     assert waits._readers == {}
+
+
+async def test_attempts_of_two_threads_may_have_one_id(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """An id of a model is unique in its thread alone: each caller gets its own."""
+    ledger, shop = EffectLedger(cp), Shop()
+    threads = ["paris", "rome"]
+    keys = [ledger.key(thread, "charge", {}) for thread in threads]
+
+    for thread, key in zip(threads, keys, strict=True):
+        call = ToolCall("call_0", "charge", {"args": {}}, key)
+        await cp.record_issued(thread, call)
+
+    runs = [
+        asyncio.ensure_future(ledger.run(thread, "charge", {}, shop.charge))
+        for thread in threads
+    ]
+    await run_ready_tasks()
+
+    for thread in threads:
+        await cp.record_result(thread, "call_0", f"charged in {thread}")
+
+    assert await asyncio.gather(*runs) == ["charged in paris", "charged in rome"]
+    assert shop.effects == []
 
 
 # Seconds, of a simulated clock.
