@@ -15,7 +15,6 @@ from cpkit import (
     JsonValue,
     MemoryCheckpointer,
     ToolCall,
-    runs,
 )
 from cpkit.effects import (
     Approval,
@@ -34,6 +33,7 @@ from cpkit.effects import (
     requests,
     tool,
 )
+from cpkit.runs import threads
 from tests.effects.shop import Plain, Shop, Store, claim, decision_on, quick, until
 from tests.simulation.loop import simulated_loop
 
@@ -410,7 +410,7 @@ def shifted(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
         def now(cls, tz: tzinfo | None = None) -> Clock:
             return super().now(tz) + off[0]
 
-    for module in (requests, people, runs):
+    for module in (requests, people, threads):
         monkeypatch.setattr(module, "datetime", Clock)
 
     return off
