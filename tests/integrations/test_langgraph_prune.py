@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -130,6 +131,63 @@ async def test_prunes_beside_a_run_lose_nothing(url: str) -> None:
         assert pruning.cancelled()
         assert len(written["log"]) == 20
         assert await state_of(CheckpointSaver(cp)) == written
+
+
+@asynccontextmanager
+async def pruned(cp: Any, read: int) -> AsyncIterator[None]:
+    """Let another process prune the thread before this read of its records."""
+    left, load_range = read, cp.load_range
+
+    async def load(thread_id: str, *part: Any) -> Any:
+        nonlocal left
+        left -= thread_id == store_thread_id("t")
+
+        if left == 0:
+            cp.load_range = load_range
+            await CheckpointSaver(cp).aprune(["t"])
+
+        return await load_range(thread_id, *part)
+
+    cp.load_range = load
+    yield
+    assert cp.load_range is load_range
+
+
+@pytest.mark.parametrize("read", [1, 2])
+async def test_a_read_beside_a_prune_finds_the_newest(read: int) -> None:
+    """What its first records need was trimmed, and is stored again behind them."""
+    async with MemoryCheckpointer[Any]() as cp:
+        for turn in range(3):
+            graph = graph_on(CheckpointSaver(cp))
+            written = await graph.ainvoke({"log": [f"turn {turn}"]}, CONFIG)
+
+        saver = CheckpointSaver(cp)
+
+        async with pruned(cp, read):
+            found = [one async for one in saver.alist(CONFIG)]
+
+        assert found[0].checkpoint["channel_values"]["log"] == written["log"]
+        assert await state_of(saver) == written
+
+
+@pytest.mark.parametrize("read", [1, 2, 3])
+async def test_a_copy_beside_a_prune_has_the_newest(read: int) -> None:
+    """It goes on behind what was trimmed."""
+    async with MemoryCheckpointer[Any]() as cp:
+        saver = CheckpointSaver(cp)
+
+        for turn in range(6):
+            said = {"log": [f"turn {turn}"]}
+            written = await graph_on(saver).ainvoke(said, CONFIG)
+
+        async with pruned(cp, read):
+            await saver.acopy_thread("t", "copy")
+
+        copied: Any = {"configurable": {"thread_id": "copy"}}
+        graph = graph_on(CheckpointSaver(cp))
+        assert (await graph.aget_state(copied)).values == written
+        again = await graph.ainvoke({"log": ["again"]}, copied)
+        assert again["log"] == [*written["log"], "again", "done"]
 
 
 async def test_a_prune_that_dies_before_its_trim_is_done_by_the_next() -> None:

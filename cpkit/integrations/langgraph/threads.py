@@ -229,10 +229,11 @@ class Threads:
         while (start := need(view)) < view.first:
             data = await load_range(self.cp, view.store_id, start, view.first)
 
-            if data is None or not view.is_of(data.extra):
+            # Or a prune has stored again what this view needs.
+            if data is None or not view.is_of(data.extra) or data.first > view.first:
                 return None
 
-            if not data.messages:  # they were trimmed
+            if not data.messages:  # they were trimmed before
                 view.begin = view.first
                 return view
 

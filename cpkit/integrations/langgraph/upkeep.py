@@ -9,7 +9,7 @@ from itertools import islice
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from cpkit.errors import VersionConflict
-from cpkit.fenced import read_part, read_range
+from cpkit.fenced import read_part
 from cpkit.integrations.langgraph.checkpoints import Found
 from cpkit.integrations.langgraph.composing import Composer, Draft
 from cpkit.integrations.langgraph.errors import Unsupported
@@ -212,23 +212,30 @@ class Upkeep:
     async def _copy_records(self, source: Thread, target: Thread) -> None:
         view = await self._threads.read(target)
         extra = None if "thread" in view.extra else new_thread(target.name)
-        position, _ = await read_part(self._threads.cp, source.store_id, 0, 1)
-        shift = view.version - position
+        position, end = 0, view.version
 
-        while page := await read_range(
-            self._threads.cp, source.store_id, position, position + _COPIED
-        ):
+        while True:
+            # It begins later where a prune trims, which has stored again what it keeps.
+            start, page = await read_part(
+                self._threads.cp, source.store_id, position, position + _COPIED
+            )
+
+            if not page and start == position:
+                return
+
             for record in page:
                 if "start" in record:
-                    record["start"] += shift
+                    record["start"] += end - start
 
                 if record["type"] == "begin":  # it would hide what the target has
                     record |= {"type": "hidden", "checkpoints": []}
 
-            end = position + shift
-            await self._threads.append_at(target.store_id, page, end, extra)
-            extra = None
-            position += len(page)
+            if page:
+                await self._threads.append_at(target.store_id, page, end, extra)
+                extra = None
+
+            end += len(page)
+            position = start + len(page)
 
 
 def _writes_again(view: View, ns: str, checkpoint_id: str) -> Iterator[Draft]:
