@@ -176,7 +176,8 @@ class View:
 
     ``weight`` is about how many characters they have, with an overhead for each.
     ``positions`` has those of blobs by id, and the first of the writes of a checkpoint
-    by namespace and id. No record before the position ``begin`` counts.
+    by namespace and id. ``names`` has all namespaces of the thread, if a reader had to
+    look for one in all records. No record before the position ``begin`` counts.
     """
 
     def __init__(
@@ -195,6 +196,7 @@ class View:
         self.spaces: dict[str, Namespace] = {}
         self.blobs: dict[str, str] = {}
         self.positions: dict[object, int] = {}
+        self.names: set[str] | None = None
         self.extend(records)
 
     @property
@@ -240,9 +242,12 @@ class View:
         if (stored := self.find(ns, checkpoint_id)) is not None:
             return stored.start
 
-        # The newest checkpoint may stand before these writes of its tasks.
-        hint = self.spaces[ns].hint if ns in self.spaces else self.first
-        return min(hint, self.farther())
+        if ns not in self.spaces:
+            is_unknown = self.names is None or ns in self.names
+            return self.farther() if is_unknown else self.first
+
+        # The newest checkpoint stands before these writes of its tasks.
+        return min(self.spaces[ns].hint, self.farther())
 
     def farther(self) -> int:
         """Return where to begin to look for what the view does not have."""

@@ -107,6 +107,9 @@ class Threads:
                 thread.view = None
                 view = await self._catch_up(thread)
 
+            if found.first <= found.begin:
+                view.names = {*found.spaces}  # also if it is not kept whole
+
             if found.weight <= self._limit_bytes // 2:
                 thread.view = found
 
