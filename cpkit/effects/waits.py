@@ -112,7 +112,11 @@ class _Reader:
         """Return the answer for one caller; the last one that leaves ends the looks."""
         caller: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._callers[caller] = None
-        self._task = self._task or asyncio.create_task(self._read())
+
+        if self._task is None:
+            self._task = asyncio.create_task(self._read())
+            # It may be cancelled, even before it began.
+            self._task.add_done_callback(lambda _: self._end(None))
 
         try:
             return await caller
@@ -157,7 +161,6 @@ class _Reader:
                     recheck = max(_RECHECK, _RECHECK_ALL * count)
                     await wakeups.wait(next(pauses), min(longest, recheck), count)
         except asyncio.CancelledError:
-            self._end(None)
             raise
         except BaseException as exc:
             self._end(exc)
