@@ -329,6 +329,12 @@ class EffectRun:
 
             if ended.action == "surfaced":
                 warn(self._effect, f"not taken over: {ended.reason:.200}", **facts)
+
+                # verify may have taken longer than the attempt, and than this wait.
+                found = await self._attempts.find(holder.call.idempotency_key)
+
+                if found is None or found.status == "completed":
+                    return found
             elif ended.action != "alive":
                 warn(self._effect, "taken over", how=ended.action, **facts)
                 self._took_over = True

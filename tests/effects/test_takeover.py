@@ -306,6 +306,30 @@ async def test_an_unclear_answer_of_verify_repeats_nothing(
     assert f"not taken over: {said}" in caplog.text
 
 
+@pytest.mark.parametrize("success", [True, False])
+def test_an_attempt_that_ends_during_a_long_verify_counts(success: bool) -> None:
+    """Also after the timeout of the run: it does not say that the call is issued."""
+
+    async def unclear(_: Effect) -> None:
+        await asyncio.sleep(60)
+
+    async def case() -> JsonValue:
+        async with Reference() as cp:
+            ledger = quick(cp, stale_after=10, timeout=30, verify=unclear)
+            key = ledger.key("t", "charge", ARGS)
+            record = await claim(cp, "t", key, ARGS, stale_after=10)
+            run = asyncio.create_task(ledger.run("t", "charge", ARGS, Shop().charge))
+            await asyncio.sleep(20)
+            late: JsonValue = {"value": "late"}
+            await cp.record_result("t", record.call.call_id, late, success=success)
+            result: JsonValue = await run
+            return result
+
+    expected = "late" if success else {"charge": 1}
+    results = [simulated_loop(Random(seed)).run(case()) for seed in range(8)]
+    assert results == [expected] * 8
+
+
 async def test_a_heartbeat_during_verify_stops_the_takeover(
     cp: Store, thread: str
 ) -> None:
