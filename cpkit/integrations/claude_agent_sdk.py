@@ -68,7 +68,8 @@ class ClaudeSessionStore:
     ``cp`` is any store, opened without ``message_type=``, or a `SyncCheckpointer`. The
     methods may be called from any event loop. Any number of processes may append to one
     transcript: an entry whose ``uuid`` is in the transcript is not stored again. In a
-    transcript that was trimmed, neither is one whose time is before the oldest left.
+    transcript that was trimmed, neither is one whose time is before the oldest left,
+    unless it follows an entry that is there.
 
     The first append to a transcript reads it, and each later append reads only what
     other processes appended. `delete` needs a store that erases, and the lists need a
@@ -275,7 +276,10 @@ class _Transcript:
             uuid = entry.get("uuid")
 
             if isinstance(uuid, str):
-                if uuid in self._uuids or uuid in seen or self._was_trimmed(entry):
+                if uuid in self._uuids or uuid in seen:
+                    continue
+
+                if self._was_trimmed(entry, seen):
                     continue
 
                 seen.add(uuid)
@@ -302,10 +306,19 @@ class _Transcript:
 
         return records
 
-    def _was_trimmed(self, entry: Any) -> bool:
-        """Return whether an entry is older than what a trim has left."""
-        time = time_of({"entry": entry})
-        return self._oldest is not None and time is not None and time < self._oldest
+    def _was_trimmed(self, entry: Any, seen: set[str]) -> bool:
+        """Return whether an entry is older than what a trim has left.
+
+        One that follows a stored or ``seen`` entry is new, whatever its clock says.
+        """
+        parent, time = entry.get("parentUuid"), time_of({"entry": entry})
+
+        if self._oldest is None or time is None or time >= self._oldest:
+            return False
+
+        return not isinstance(parent, str) or (
+            parent not in self._uuids and parent not in seen
+        )
 
     async def refresh(self) -> None:
         """Read what others appended."""

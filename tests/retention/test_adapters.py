@@ -287,6 +287,22 @@ async def test_an_import_brings_nothing_back_that_was_cut(any_url: str) -> None:
         assert await opened.load(key) == [*left, *without_time]
 
 
+async def test_a_clock_that_steps_back_loses_no_entry() -> None:
+    """New entries follow what is left, and are older than it by their times."""
+    key: Any = {"project_key": "p", "session_id": _uuid(999)}
+
+    async with MemoryCheckpointer[Any]() as cp:
+        for n in range(5):
+            await claude_agent_sdk.ClaudeSessionStore(cp).append(key, claude_turn(n))
+
+        await cut(cp, claude_agent_sdk.transcript_thread(key))
+        late = [{**one, "timestamp": "2025-12-31T00:00:00Z"} for one in claude_turn(5)]
+        opened = claude_agent_sdk.ClaudeSessionStore(cp)
+        await opened.append(key, late)
+        left = [one for n in (3, 4) for one in claude_turn(n)]
+        assert await opened.load(key) == [*left, *late]
+
+
 async def test_a_transcript_of_which_nothing_is_left_takes_all() -> None:
     """Without an entry that stayed there is no time to compare with."""
     key: Any = {"project_key": "p", "session_id": _uuid(999)}
