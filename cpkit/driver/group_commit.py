@@ -219,9 +219,11 @@ class GroupCommit:
     def _is_refused(self, failure: Exception) -> bool:
         """Tell whether nothing of a batch was written, maybe because of one write."""
         if isinstance(failure, StoreFailure):
-            # A store with a timeout was asked again and again while it was "not sent".
-            refused = "rejected", "not sent" if self._calls.timeout is None else ""
-            return failure.fate in refused
+            # One claim of a thread may have waited for the lock of its key. A store
+            # that has one lock for all would only let each write wait again.
+            return failure.fate == "rejected" or (
+                failure.fate == "not sent" and self._store.locks_threads
+            )
 
         return isinstance(failure, CheckpointerError)
 

@@ -245,6 +245,21 @@ async def test_a_batch_that_was_not_sent_is_repeated_whole_at_first() -> None:
     assert store.sizes() == [2, 2]
 
 
+@pytest.mark.parametrize("locks_threads", [False, True])
+async def test_a_batch_that_met_a_lock_waits_once(locks_threads: bool) -> None:
+    """One lock keeps every write out; of a thread, one claim may wait for its key."""
+    store = GatedStore(locks_threads=locks_threads)
+    store.failures = [not_sent()]
+
+    async with handle(store) as cp:
+        tasks = append(cp, "t", "first"), append(cp, "t", "second")
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+
+    refused = [isinstance(one, BackendUnavailable) for one in found]
+    assert refused == [not locks_threads] * 2
+    assert store.sizes() == ([2, 1, 1] if locks_threads else [2])
+
+
 async def test_every_caller_gets_an_error_of_its_own() -> None:
     """A raised error gathers tracebacks, so two callers never share one."""
     store = GatedStore()
