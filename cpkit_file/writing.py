@@ -47,7 +47,7 @@ _logger = logging.getLogger("cpkit_file")
 def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
     """Apply writes to one thread, with one write and one sync of its log.
 
-    Raises ``StoreFailure("not sent", …)`` where another process keeps a lock.
+    Raises ``StoreFailure("not sent", …)`` where another writer keeps a lock.
     """
     thread_id = batch[0].thread_id
 
@@ -132,7 +132,7 @@ class Locked(Log):
             while left:
                 left = left[os.write(self.fd, left) :]
         except OSError:
-            os.ftruncate(self.fd, end)
+            self.sync(partial(os.ftruncate, self.fd), end)
             raise
 
         self.sync(schema.sync_content, self.fd)
@@ -143,7 +143,7 @@ class Locked(Log):
     def sync(self, sync: Callable[[Any], None], what: int | str) -> None:
         """Put the content or the name on disk, or do not use the file any more.
 
-        The kernel may have dropped the bytes, so nothing is built on them.
+        The kernel may have dropped the bytes, so this handle builds nothing on them.
         """
         try:
             sync(what)

@@ -374,6 +374,40 @@ async def test_a_write_that_fails_is_removed(
     assert not list((home / "threads").glob("*.torn"))
 
 
+async def test_a_write_that_cannot_be_removed_may_be_applied(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes half of it, and then nothing: the handle is not used further."""
+    write = os.write
+
+    def half(fd: int, data: bytes) -> int:
+        if len(data) < 50:
+            raise OSError(5, "Input/output error")
+
+        return write(fd, data[: len(data) // 2])
+
+    def fail(*_: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 0}])
+        monkeypatch.setattr(os, "write", half)
+        monkeypatch.setattr(os, "ftruncate", fail)
+
+        with pytest.raises(BackendUnavailable, match="Read-only") as raised:
+            await cp.append("t", [{"n": 1}] * 20)
+
+        monkeypatch.undo()
+        assert raised.value.maybe_applied
+
+        with pytest.raises(BackendUnavailable, match="open the store again"):
+            await cp.append("t", [{"n": 1}])
+
+    async with Store(home) as cp:
+        assert (await cp.read("t"))[0] == {"n": 0}
+        assert await cp.append("t", [{"n": 2}])
+
+
 async def test_a_restore_that_fails_leaves_no_thread(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
