@@ -67,7 +67,8 @@ class Folder:
 class Log:
     """A log or register, open to be read; a missing file is an empty one.
 
-    ``owner`` is the id of a log's thread.
+    ``owner`` is the id of a log's thread; empty for a register and a draft, whose names
+    are put on disk elsewhere.
     """
 
     def __init__(self, folder: Folder, path: str, owner: str = "") -> None:

@@ -183,7 +183,7 @@ def lock(fd: int, path: str) -> None:
         except BlockingIOError:
             time.sleep(0.0002)
 
-    raise StoreFailure("not sent", f"another process holds the lock of {path}")
+    raise StoreFailure("not sent", f"another writer holds the lock of {path}")
 
 
 @contextmanager

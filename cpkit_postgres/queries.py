@@ -12,7 +12,8 @@ Locks
 
 Why a conflict names its column
     A copy that leaves out sequences, such as logical replication, gives new threads
-    numbers that are taken. That is an error, not a thread that another writer began.
+    numbers that are taken. That is an error, not a thread that another writer began. A
+    call has no such number: CLAIM means both of its indexes.
 
 Why the plans do not depend on statistics
     The planner does not know the number of a thread in advance. From the statistics it

@@ -138,7 +138,7 @@ class PostgresStore:
         shared, left = _divided(batch)
         applied = len(shared)
 
-        if shared:
+        if shared:  # what is in it afterwards was not written
             await _append_many(self._connections.fetch, shared, outcomes)
             applied -= len(shared)
             left += [placed for writes in shared.values() for placed in writes]

@@ -10,8 +10,9 @@
 --          a node of a cluster refuses the script while the slot is on its way to another
 -- ARGV     what the key schema has to be, or '' for anything; then for each operation its
 --          name and its arguments
--- Returns  for each operation its outcome. The script stops at the first error and then
---          returns {'failed', error, number of the operation, 1 if anything was written}
+-- Returns  for each operation its outcome, which may be a conflict or the holder of a key.
+--          The script stops at the first error and then returns
+--          {'failed', error, number of the operation, 1 if anything was written}
 --
 -- Redis does not roll a script back. What refuses a write (memory, a disk error, a
 -- replica) refuses the first write of the script. So an error after a write means that
@@ -117,7 +118,7 @@ local function parse(record)
   }
 end
 
--- Return the newest attempt of a key and its call, or 0.
+-- Return the number of a key's newest attempt, and {'call', thread, id, record}; or 0.
 local function newest_of(key)
   local register = key_of('k', key)
   local newest = call('ZREVRANGE', register, 0, 0, 'WITHSCORES')
@@ -423,6 +424,7 @@ while ARGV[at] do
   local name, last = ARGV[at], at + ARGUMENTS[ARGV[at]]
   local done, outcome = pcall(operations[name], unpack(ARGV, at + 1, last))
 
+  -- What is raised and is an outcome, {'conflict', …}, ends its operation alone.
   if not done and not outcome[1] then
     -- Redis 7 raises a table, Redis 6.2 a string.
     local text = type(outcome) == 'table' and outcome.err or outcome

@@ -105,9 +105,10 @@ class StoreCalls:
     ) -> T:
         """Return what the store answers, or raise its error.
 
-        A write has ``on_stuck``. It is repeated only if it did not run. If the store
-        ignores its cancellation after ``timeout``, ``on_stuck`` is called with the
-        failure, and every later call fails.
+        A write has ``on_stuck``, a read has not. A write is repeated only if it did not
+        run. If the store ignores its cancellation after ``timeout``, ``on_stuck`` is
+        called with the failure, and every later call fails. Without a ``timeout`` a
+        store limits and repeats its own waits.
         """
         deadline = None if self.timeout is None else self._begin(self.timeout, on_stuck)
         repeats = ("not sent", "unknown") if on_stuck is None else ("not sent",)
