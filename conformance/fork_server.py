@@ -238,7 +238,8 @@ def main() -> None:
         for descriptor in descriptors:
             os.close(descriptor)
 
-        control.send(str(answer).encode())
+        with suppress(BrokenPipeError):  # that process was killed: nothing more comes
+            control.send(str(answer).encode())
 
 
 def _is_alone() -> bool:

@@ -131,8 +131,8 @@ async def redis(_: Path) -> AsyncIterator[Place]:
         return not (await db.info("persistence"))["aof_rewrite_in_progress"]
 
     async def compact() -> None:
+        await until(is_rewritten, 60.0)  # the server may have begun one by itself
         await db.bgrewriteaof()
-
         await until(is_rewritten, 60.0)
 
     try:
