@@ -16,6 +16,7 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from conformance.slowdown import VARIABLE, slowdown
 from cpkit.driver import file_system
@@ -28,6 +29,12 @@ LIMIT = 60.0
 """Seconds for a test on an idle machine."""
 
 CPUS = os.cpu_count() or 1
+
+# On a busy machine a first draw, which reads the table of characters, takes a second.
+settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(optionalhook=True)
