@@ -57,7 +57,7 @@ from cpkit.driver.ids import check_id
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue
-from cpkit.runs import RunState, RunThread, Wake, holder_of, stale_after_of
+from cpkit.runs.threads import RunState, RunThread, Wake, holder_of, stale_after_of
 from cpkit.runs.waiting import (
     STALE_AFTER,
     StaleDetector,

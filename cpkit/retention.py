@@ -38,7 +38,7 @@ from cpkit.protocol import (
     TrimsThreads,
 )
 from cpkit.records import CallRecord, ThreadInfo
-from cpkit.runs import RunList
+from cpkit.runs.threads import RunList
 from cpkit.toolcalls import (
     Call,
     Reading,

@@ -47,7 +47,7 @@ from cpkit.lease import Lease, LeaseTimeout, this_process, thread_lease
 from cpkit.protocol import Checkpointer, ErasesThreads
 from cpkit.records import JsonValue
 from cpkit.retention import Retention, check_abilities, prune
-from cpkit.runs import (
+from cpkit.runs.threads import (
     HINTS,
     RunList,
     RunState,

@@ -98,15 +98,17 @@ async def _opening(
     try:
         await worker.reaches("opening")
 
-        async with asyncio.timeout(limit):
-            answer = await worker.line()
+        try:
+            async with asyncio.timeout(limit):
+                answer = await worker.line()
+        except TimeoutError:
+            expected = "another process that opens the store, or is refused"
+            raise Failure(f"{expected}, within {limit:g} s", "it waits") from None
 
-        yield worker, worker.errors() if answer is None else answer
-    except TimeoutError:
-        raise Failure(
-            f"another process that opens the store, or is refused, within {limit:g} s",
-            "it still waits",
-        ) from None
+        if answer is None:  # it crashed
+            answer = worker.errors()
+
+        yield worker, answer
     finally:
         worker.close()
 

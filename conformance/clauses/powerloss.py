@@ -176,8 +176,10 @@ four megabytes, or write what is in memory to another file."""
 async def megabytes_survive(case: Case) -> None:
     """What is acknowledged after megabytes of writes survives a power loss too."""
     _needs_machine(case)
-    limits = getattr(case.cp, "limits", None)
-    size = LARGE if limits is None else min(LARGE, limits.max_value - 100)
+    size = LARGE
+
+    if (limits := getattr(case.cp, "limits", None)) is not None:
+        size = min(LARGE, limits.max_value - 100)  # a message is a little more
 
     async with new_store(case) as trial:
         count = -(-MEGABYTES // size)

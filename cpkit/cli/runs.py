@@ -15,7 +15,7 @@ from cpkit.effects.requests import Requests
 from cpkit.errors import CorruptThread
 from cpkit.lease import this_process
 from cpkit.protocol import KeepsReceipts, ListsThreads
-from cpkit.runs import RunList, RunState, holder_of
+from cpkit.runs.threads import RunList, RunState, holder_of
 from cpkit.tools.formats import age, utc_time
 from cpkit.worker import submit as submit_thread
 

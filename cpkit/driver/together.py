@@ -55,6 +55,7 @@ class Together(Generic[ItemT, T]):
 
             found = await read_many([item for item, _ in waiting])
         except Exception:
+            # Each reads alone then, and meets the error again if it is its own.
             if len(waiting) == 1:
                 raise
         finally:

@@ -41,7 +41,7 @@ from cpkit.errors import (
 from cpkit.lease import Lease, note_effect
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, ToolCall
-from cpkit.runs import TAKEN_OVER, RunThread, stale_after_of
+from cpkit.runs.threads import TAKEN_OVER, RunThread, stale_after_of
 from cpkit.runs.waiting import StaleDetector, retry_unclear
 
 __all__ = ["Attempts", "Heartbeat", "Resumed"]

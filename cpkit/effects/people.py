@@ -15,7 +15,7 @@ from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.lease import this_process
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue, ToolCall
-from cpkit.runs import RunList, read_all
+from cpkit.runs.threads import RunList, read_all
 
 __all__ = ["DecisionOptions", "ForPeople", "Signature"]
 

@@ -28,7 +28,7 @@ from cpkit.errors import CheckpointerError, CorruptThread, UnknownCall
 from cpkit.lease import LeaseTimeout, held_leases, thread_lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue, ToolCall
-from cpkit.runs import Ask, RunThread, hint, store_time
+from cpkit.runs.threads import Ask, RunThread, hint, store_time
 
 __all__ = ["ApprovalRequest", "Requests", "request_of", "waiting_tools"]
 

@@ -38,7 +38,7 @@ from cpkit.effects.tracing import note, warn
 from cpkit.errors import BackendUnavailable, CheckpointerError
 from cpkit.lease import held_leases
 from cpkit.records import CallRecord, JsonValue, ToolCall
-from cpkit.runs import TAKEN_OVER
+from cpkit.runs.threads import TAKEN_OVER
 from cpkit.runs.waiting import STALE_AFTER, StaleDetector, run_shielded
 
 __all__ = ["EffectRun", "RunResult", "current_key"]

@@ -19,7 +19,7 @@ from cpkit.effects.requests import request_of
 from cpkit.errors import CheckpointerError, CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads, ReadsRanges
 from cpkit.records import CallRecord, ThreadInfo
-from cpkit.runs import RUNS, TERM
+from cpkit.runs.threads import RUNS, TERM
 from cpkit.tools.paging import gather_limited
 from cpkit.ui.site import Page, Site, call_data, needs, number, wanted
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpkit.cli.stores import Store
-from cpkit.runs import RunThread
+from cpkit.runs.threads import RunThread
 from tests.cli.command import Ended, cpkit, in_store
 from tests.stores import fresh_url
 from tests.sweeps import sweep

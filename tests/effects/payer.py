@@ -22,7 +22,7 @@ from cpkit.effects import (
     tool,
 )
 from cpkit.lease import Lease
-from cpkit.runs import HINTS
+from cpkit.runs.threads import HINTS
 from cpkit.runs.waiting import Wakeups
 from cpkit.worker import Worker
 

@@ -14,7 +14,7 @@ import pytest
 
 from cpkit import open_checkpointer
 from cpkit.effects import EffectLedger
-from cpkit.runs import RUNS
+from cpkit.runs.threads import RUNS
 from cpkit.worker import submit
 from tests.effects.payer import lines
 from tests.effects.shop import until

@@ -22,7 +22,7 @@ from cpkit import (
 )
 from cpkit.effects import Effect, EffectDenied
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
-from cpkit.runs import RunState, RunThread, Wake, wake_run
+from cpkit.runs.threads import RunState, RunThread, Wake, wake_run
 from tests.broken.reference import Reference
 from tests.effects.shop import Plain, Store, quick, until
 from tests.simulation.loop import simulated_loop

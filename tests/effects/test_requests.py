@@ -36,7 +36,7 @@ from cpkit.effects import (
 from cpkit.effects.effect import request_key
 from cpkit.effects.requests import request_of, waiting_tools
 from cpkit.lease import Lease, thread_lease
-from cpkit.runs import Ask, RunThread
+from cpkit.runs.threads import Ask, RunThread
 from cpkit.worker import Worker
 from tests.effects.shop import (
     Counting,

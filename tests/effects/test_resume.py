@@ -22,7 +22,7 @@ from cpkit.effects import (
 )
 from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
-from cpkit.runs import RunThread
+from cpkit.runs.threads import RunThread
 from tests.effects.shop import Plain, Shop, Store, claim, quick, until
 
 

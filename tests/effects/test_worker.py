@@ -19,7 +19,6 @@ from cpkit import (
     Checkpointer,
     MemoryCheckpointer,
     SerializationError,
-    runs,
 )
 from cpkit.effects import (
     ApprovalExpired,
@@ -31,7 +30,13 @@ from cpkit.effects import (
     NotLanded,
 )
 from cpkit.lease import Lease, thread_lease
-from cpkit.runs import HINTS, RunThread, Wake, wake_run
+from cpkit.runs.threads import (
+    HINTS,
+    RunThread,
+    Wake,
+    stale_after_of,
+    wake_run,
+)
 from cpkit.worker import Worker, submit
 from tests.effects.shop import Counting, Plain, Shop, Store, quick, until
 
@@ -196,7 +201,7 @@ async def test_a_forged_lease_does_not_stop_a_worker(
     recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default ``stale_after`` counts."""
-    monkeypatch.setattr(runs.stale_after_of, "__defaults__", (0.2,))
+    monkeypatch.setattr(stale_after_of, "__defaults__", (0.2,))
 
     async with MemoryCheckpointer[Any]() as cp:
         args = {"thread_id": "t", "holder": "host:7", "stale_after": recorded}

@@ -14,7 +14,7 @@ from cpkit import BackendUnavailable, CorruptThread, MemoryCheckpointer
 from cpkit.effects import EffectLedger, EffectTimeout
 from cpkit.effects.effect import request_key
 from cpkit.lease import Lease, LeaseTimeout, thread_lease
-from cpkit.runs import RunThread
+from cpkit.runs.threads import RunThread
 from cpkit.worker import Worker, submit
 from tests.effects.shop import Plain
 from tests.simulation.loop import simulated_loop

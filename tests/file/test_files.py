@@ -342,24 +342,25 @@ async def test_a_torn_write_is_cut_off_where_the_disk_has_no_space_for_it(
         assert len(await cp.read("t")) == 2
 
 
+def half_write(fd: int, data: bytes, write: Any = os.write) -> int:
+    """Write half of the bytes each time; fail when few are left."""
+    if len(data) < 50:
+        raise OSError(5, "Input/output error")
+
+    written: int = write(fd, data[: len(data) // 2])
+    return written
+
+
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_write_that_fails_is_removed(
     home: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     """Its bytes are cut off under the same lock."""
-    write = os.write
-
-    def half(fd: int, data: bytes) -> int:
-        if len(data) < 50:
-            raise OSError(5, "Input/output error")
-
-        return write(fd, data[: len(data) // 2])
-
     async with Store(home) as cp:
         if not first:
             await cp.append("t", [{"n": 0}])
 
-        monkeypatch.setattr(os, "write", half)
+        monkeypatch.setattr(os, "write", half_write)
 
         with pytest.raises(BackendUnavailable, match="Input/output") as raised:
             await cp.append("t", [{"n": 1}] * 20)
@@ -378,20 +379,13 @@ async def test_a_write_that_cannot_be_removed_may_be_applied(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk takes half of it, and then nothing: the handle is not used further."""
-    write = os.write
-
-    def half(fd: int, data: bytes) -> int:
-        if len(data) < 50:
-            raise OSError(5, "Input/output error")
-
-        return write(fd, data[: len(data) // 2])
 
     def fail(*_: Any) -> None:
         raise OSError(30, "Read-only file system")
 
     async with Store(home) as cp:
         await cp.append("t", [{"n": 0}])
-        monkeypatch.setattr(os, "write", half)
+        monkeypatch.setattr(os, "write", half_write)
         monkeypatch.setattr(os, "ftruncate", fail)
 
         with pytest.raises(BackendUnavailable, match="Read-only") as raised:

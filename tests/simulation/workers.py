@@ -31,7 +31,7 @@ from cpkit.effects import (
 from cpkit.effects import people as people_module
 from cpkit.effects import requests as requests_module
 from cpkit.lease import Lease, LeaseLost, thread_lease
-from cpkit.runs import RUNS
+from cpkit.runs.threads import RUNS
 from cpkit.worker import Worker, submit
 from tests.broken.reference import Reference
 from tests.simulation.faults import Crash, Life, Weather

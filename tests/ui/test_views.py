@@ -12,7 +12,7 @@ import pytest
 from cpkit import ToolCall, open_checkpointer
 from cpkit.effects import EffectLedger
 from cpkit.lease import thread_lease
-from cpkit.runs import RUNS, TERM
+from cpkit.runs.threads import RUNS, TERM
 from cpkit.sessions import SessionLog
 from cpkit.ui import newest
 from tests.stores import LAYERED, fresh_url
