@@ -123,6 +123,7 @@ class Watching:
             partial(self._scan, self._scans_wanted[1], of_all=True),
         ]
         self._tasks: list[asyncio.Task[None]] = []
+        self._linger: asyncio.TimerHandle | None = None
         self.on_wake: list[Callable[[float], None]] = []
         """Each is called with the seconds from a hint to the wake-up that it led to."""
         self._hinted_at: float | None = None
@@ -145,6 +146,9 @@ class Watching:
 
         if not thread_ids:
             self._of_all.add(watcher)
+
+        if self._linger is not None:
+            self._linger.cancel()
 
         if not self._tasks:
             spawn = self._lifecycle.spawn_in_background
@@ -177,13 +181,12 @@ class Watching:
             self._markers = {one: self._markers.get(one) for one in self._by_id}
 
         if not self._by_id and not self._of_all:
-            asyncio.get_running_loop().call_later(_LINGER, self._stop)
+            loop = asyncio.get_running_loop()
+            self._linger = loop.call_later(_LINGER, self._stop)
 
     def _stop(self) -> None:
-        """End the tasks if there is no watcher, or the handle is closed."""
-        if self._tasks and not (
-            self._lifecycle.is_open and (self._by_id or self._of_all)
-        ):
+        """End the tasks: no watcher came for a while, or the handle closes."""
+        if self._tasks:
             self._observers.remove(self._committed)
 
             for task in self._tasks:

@@ -237,6 +237,36 @@ async def test_watchers_share_one_listener_and_one_poll() -> None:
             await watch.__aexit__(None, None, None)
 
 
+def test_the_listener_stays_until_five_seconds_after_the_last_watcher() -> None:
+    """Another process may announce less often after a look without a listener."""
+    ends: list[float] = []
+
+    class Listening(MemoryStore):
+        async def listen(self, heard: Heard) -> None:
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                ends.append(asyncio.get_running_loop().time())
+
+    async def main() -> float:
+        cp: Any = handle_over(Listening())
+
+        async with cp:
+            for _ in range(20):
+                async with cp.watch("t"):
+                    await asyncio.sleep(0.5)
+
+                await asyncio.sleep(0.5)
+
+            last = asyncio.get_running_loop().time() - 0.5
+            await asyncio.sleep(20)
+            return last
+
+    last = simulated_loop(Random(0)).run(main())
+    assert len(ends) == 1
+    assert 5 <= ends[0] - last <= 5.1
+
+
 async def test_own_writes_need_no_poll_and_no_listener() -> None:
     """A change by the same handle wakes even where it would be polled in a day."""
     options = DriverOptions(poll=86_400, notify=False)
