@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -242,18 +241,9 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _refuse_inside_a_loop() -> None:
-    if running_loop() is None:
-        return
-
-    gevent: Any = sys.modules.get("gevent.monkey")
-
-    if gevent is not None and gevent.is_module_patched("threading"):
+    if running_loop() is not None:
         raise RuntimeError(
-            "gevent's greenlets share one event loop: run cpkit in a real thread, as "
-            "gevent.get_hub().threadpool.apply(asyncio.run, (work(),))"
+            "a SyncCheckpointer would block the running event loop; use 'async with "
+            "open_checkpointer(...) as cp:', or a thread: asyncio.to_thread(...), or "
+            "under gevent gevent.get_hub().threadpool.apply(...)"
         )
-
-    raise RuntimeError(
-        "a SyncCheckpointer would block the running event loop; use 'async with "
-        "open_checkpointer(...) as cp:', or await asyncio.to_thread(...)"
-    )
