@@ -60,9 +60,6 @@ def main() -> None:
         run = json.loads(options.results.read_text(encoding="utf-8"))
     else:
         run = _measured(options)
-        text = json.dumps(run, indent=1, ensure_ascii=False)
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(text + "\n", encoding="utf-8")
 
     report.write(run, options.report)
     verdicts = Figures(run).verdicts()
@@ -91,11 +88,12 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--folder", help="where the SQLite and file stores are created, and removed")
     add("--results", type=Path, default=RESULTS, help="the file of all samples")
     add("--report", type=Path, default=REPORT, help="the folder of the report")
+    add("--add", action="store_true", help="keep what --results has of other drivers")
     add("--again", action="store_true", help="measure nothing: report --results again")
     options = parser.parse_args(arguments)
 
-    if options.again and not options.results.exists():
-        parser.error(f"{options.results} does not exist: run without --again first")
+    if (options.again or options.add) and not options.results.exists():
+        parser.error(f"{options.results} does not exist: run without this option first")
 
     if options.rounds is None:
         options.rounds = 2 if options.quick else 5
@@ -128,7 +126,6 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         sizes = tuple(size for size in scale.sizes if size <= options.largest)
         scale = replace(scale, sizes=sizes)
 
-    started = time.monotonic()
     run: dict[str, Any] = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "options": " ".join(sys.argv[1:]) or "none",
@@ -143,12 +140,17 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         "crowd": [],
         "imports": {},
         "wake": [],
+        "machine": {},
     }
 
+    if options.add:
+        run |= _of_others(options)
+
     with private_place(options.only, options.folder) as place:
-        run["machine"] = _machine(place)
+        run["machine"] |= _machine(place)
 
         for driver in options.only:
+            began, started = datetime.now(UTC), time.monotonic()
             contenders = _contenders(driver, place, run, peers=not options.no_peers)
             asyncio.run(_together(driver, contenders, scale, options, run))
             _in_processes(contenders, place, scale, options, run)
@@ -160,14 +162,46 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
                 for row in rows:
                     _log("  ".join(f"{key} {value}" for key, value in row.items()))
 
+            took = f"at {began:%Y-%m-%dT%H:%M}, for {time.monotonic() - started:.0f} s"
+            run["machine"][f"{driver} was measured"] = took
+            _save(run, options.results)
+
     if "layers" in options.workloads:
         run["decoding"] = decoding(options.rounds)
 
     if "import" in options.workloads:
         run["imports"] = import_times(3 if options.quick else 15)
 
-    run["machine"]["the run took"] = f"{time.monotonic() - started:.0f} s"
+    _save(run, options.results)
     return run
+
+
+def _save(run: dict[str, Any], results: Path) -> None:
+    """Write all samples, also after each driver: a later one may fail."""
+    text = json.dumps(run, indent=1, ensure_ascii=False)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(text + "\n", encoding="utf-8")
+
+
+def _of_others(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the last results have of drivers that are not measured now."""
+    run: dict[str, Any] = json.loads(options.results.read_text(encoding="utf-8"))
+    rows = {name: run[name] for name in run if isinstance(run[name], list)}
+    kept = {
+        name: [row for row in some if row["driver"] not in options.only]
+        for name, some in rows.items()
+    }
+    named = {
+        name: {
+            label: value
+            for label, value in run[name].items()
+            if label.partition(",")[0] not in options.only
+        }
+        for name in ("durability", "skipped")
+    }
+    return (
+        kept | named | {name: run[name] for name in ("decoding", "imports", "machine")}
+    )
 
 
 def _contenders(

@@ -256,7 +256,8 @@ def _counted(cp: Any) -> Counter[str]:
         return counted
 
     for name in OPERATIONS:
-        setattr(cp, name, counting(name, getattr(cp, name)))
+        if hasattr(cp, name):
+            setattr(cp, name, counting(name, getattr(cp, name)))
 
     return counts
 

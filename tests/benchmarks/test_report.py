@@ -152,6 +152,28 @@ def test_a_report_is_rendered_again_from_the_results_file(
     assert json.loads(results.read_text(encoding="utf-8")) == run
 
 
+def test_a_driver_is_added_to_the_results_of_others(
+    run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--add`` replaces the figures of what is measured, and no others."""
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(run | {"crowd": [{"driver": "file"}]}))
+    options = ["--add", "--quick", "--only", "file", "--workloads", "open"]
+    options += ["--results", str(results), "--report", str(tmp_path / "report")]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *options])
+
+    __main__.main()
+
+    found = json.loads(results.read_text(encoding="utf-8"))
+    new = [row for row in found["results"] if row["driver"] == "file"]
+    assert {row["family"] for row in new} == {"open"}
+    assert found["results"] == run["results"] + new
+    assert found["crowd"] == []
+    assert {*found["durability"]} == {"sqlite", "file"}
+    assert found["wake"] == run["wake"]
+    assert found["imports"] == run["imports"]
+
+
 def test_a_report_without_results_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +184,7 @@ def test_a_report_without_results_is_refused(
     with pytest.raises(SystemExit, match="2"):
         __main__.main()
 
-    assert "none.json does not exist: run without --again first" in (
+    assert "none.json does not exist: run without this option first" in (
         capsys.readouterr().err
     )
 
