@@ -8,9 +8,10 @@ URL forms
     server. In place of a URL: the caller's `asyncpg.Pool`.
 
 What is atomic
-    A write is one statement, and a statement is a transaction. The appends and merges
-    of a batch share a statement; its other writes run at the same time, as far as they
-    share no thread and no key. If a batch fails in part, the fate of all its writes is
+    A write is one statement, and so a transaction; a restore, and a deletion that
+    forgets keys, is one that locks the calls. The appends and merges of a batch share a
+    statement; its other writes run at the same time, as far as they share no thread and
+    no key. If a batch fails in part, the fate of all its writes is
     unknown. A load is one statement, so it sees one moment.
 
 Caveats
@@ -58,7 +59,7 @@ from cpkit.driver import (
     span,
 )
 from cpkit.driver.together import Together
-from cpkit.errors import CorruptThread
+from cpkit.errors import CheckpointerError, CorruptThread
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import redacted
 from cpkit_postgres import queries, schema
@@ -78,8 +79,7 @@ _INT8_MAX = 2**63 - 1  # no version is larger
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
 
 # What a write returns if another writer was faster, and how often it looks again then.
-# Writers that change a row all the time are slower than that: the row is one that
-# cannot be changed.
+# A row that lost this many turns is not busy: this role cannot change it.
 _AGAIN = Conflict(-1)
 _TURNS = range(50)
 
@@ -156,9 +156,10 @@ class PostgresStore:
 
             for failure in sorted(filter(None, ended), key=_is_decided):
                 raise failure
-        except StoreFailure as exc:
+        except (StoreFailure, CheckpointerError) as exc:
             if applied:
-                raise StoreFailure("unknown", exc.reason) from exc
+                reason = exc.reason if isinstance(exc, StoreFailure) else str(exc)
+                raise StoreFailure("unknown", reason) from exc
 
             raise
 
@@ -521,7 +522,7 @@ async def _restore(fetch: Fetch, write: Restore) -> Outcome:
 
 
 def _is_decided(failure: BaseException) -> bool:
-    return isinstance(failure, StoreFailure) and failure.fate != "unknown"
+    return getattr(failure, "fate", "") != "unknown"
 
 
 def _hidden() -> StoreFailure:

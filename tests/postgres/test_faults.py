@@ -414,6 +414,31 @@ async def test_a_batch_that_fails_in_part(
         assert state["calls"] == {"given": "issued", "next": "issued"}
 
 
+async def test_a_batch_that_fails_in_part_while_it_connects(
+    server: PostgresServer, schema: str
+) -> None:
+    """So too where a file of the URL is missing by now, and asyncpg blames the URL."""
+
+    async with Store(server.url, schema=schema) as cp:
+        store: Any = cp.store
+        await cp.append("t", [{}])  # one connection is idle now
+        store._connections._where += "?sslmode=unknown"
+        outcomes = await asyncio.gather(
+            cp.append("t", [{}]),
+            *[
+                cp.record_issued(f"t{n}", ToolCall(f"c{n}", "x", {}, f"k{n}"))
+                for n in range(2)
+            ],
+            return_exceptions=True,
+        )
+
+        for outcome in outcomes:
+            assert isinstance(outcome, BackendUnavailable)
+            assert outcome.maybe_applied
+
+        assert await cp.append("t", []) == 2
+
+
 async def test_a_callers_pool_keeps_its_connections(
     server: PostgresServer, schema: str, admin: asyncpg.Connection
 ) -> None:
