@@ -71,7 +71,8 @@ class Locked(Log):
     """A log or register that is locked for the time of the block.
 
     A missing log is created, and removed again if it stays empty. A torn write behind
-    the ``tail`` is set aside.
+    the ``tail`` is set aside. A lock that another writer keeps is an error after some
+    milliseconds; the store repeats the batch.
     """
 
     tail = Tail()
@@ -167,7 +168,7 @@ class Locked(Log):
 
 
 class _Writer:
-    """Collects lines for the end of a log, after which the thread has this version."""
+    """Collects lines for the end of a log, and knows the version behind them."""
 
     def __init__(self, log: Locked) -> None:
         self.added: list[Line] = []
@@ -276,12 +277,14 @@ def _remove(log: Locked, write: Erase | Trim | EraseCalls) -> Outcome:
 def _erase(log: Locked, forget_keys: bool) -> None:
     """Delete a thread: put a log in its place that has only its calls, erased.
 
-    With ``forget_keys`` the log is removed, while the keys are locked: the number of a
-    new attempt may depend on a forgotten call.
+    A log without calls is removed. With ``forget_keys`` every log is, while the keys
+    are locked: the number of a new attempt may depend on a forgotten call.
     """
     _clean(log)
 
     if not log.tail.end or not (log.tail.updated_at or forget_keys):
+        # Another process may have removed it, and been killed before it synced that.
+        log.sync(sync_folder, log.folder.threads)
         return
 
     calls = log.calls()
@@ -322,7 +325,7 @@ def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
 
 
 def _replace(log: Locked, state: Restore) -> None:
-    """Replace the log by one with just this; it is locked until it is on disk."""
+    """Put a log of this state in its place, locked until its name is on disk."""
     version, updated_at = state.first + len(state.bodies), state.updated_at or 0
     added = [lines.header(log.owner, state.created_at, state.first)]
     messages = enumerate(state.bodies, state.first + 1)
@@ -343,7 +346,7 @@ def _replace(log: Locked, state: Restore) -> None:
 
 
 def _clean(log: Locked) -> None:
-    """Remove what a crash can leave beside a log, which has messages of it."""
+    """Remove what a crash can leave beside a log: it holds messages."""
     for ending in (TORN, DRAFT):
         with suppress(FileNotFoundError):
             os.unlink(log.path + ending)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cpkit import CallRecord, ToolCall
+from cpkit import BackendUnavailable, CallRecord, ToolCall
 from cpkit_file import FileCheckpointer
 from cpkit_file.schema import log_name
 from tests.file.disk import Disk
@@ -244,6 +244,37 @@ async def test_a_crash_leaves_the_old_state_or_the_new_one(
                 await check_goes_on(cp, found)
 
             shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("calls", [True, False])
+async def test_a_repeated_deletion_is_on_disk_when_it_is_answered(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, calls: bool
+) -> None:
+    """Also if a killed process removed the log, and did not get to the sync."""
+    home = memory / "store"
+
+    def killed(path: str) -> None:
+        raise OSError("killed")
+
+    async with Store(home) as first, Store(home) as second:
+        await append(first)
+
+        if calls:
+            await claim(first)
+
+        with Disk(home, monkeypatch) as disk:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("cpkit_file.writing.sync_folder", killed)
+
+                with pytest.raises(BackendUnavailable):
+                    await delete(first)
+
+            await delete(second)
+            disk.end()
+
+    for folder in disk.crashes[-1].outcomes(memory / "crash"):
+        async with Store(folder) as cp:
+            assert await cp.load("t") is None
 
 
 @pytest.mark.long
