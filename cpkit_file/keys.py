@@ -6,7 +6,8 @@ claim
 1. locks the thread's log, and stops if the call is on record there,
 2. locks the key's register, and stops if the key's newest attempt has not failed,
 3. writes the register's line (key, attempt, thread, call), and syncs,
-4. writes the call's line to the log, and syncs: now the claim is made.
+4. writes the call's line to the log, with the rest of its batch, and syncs: now the
+   claim is made.
 
 The call's line is what counts. A register's line whose call is not in that log is
 *void*: so a crash between the two syncs, and a deletion that forgets keys, need no

@@ -64,7 +64,8 @@ _OUTCOME = {"call_id", "status", "resolved_at"}
 def sealed(seal: bytes, added: Sequence[Line], *, together: bool = True) -> bytes:
     """Return lines for the end of a file, whose last line has this seal.
 
-    They are written ``together``, unless they are synced before the file is in use.
+    ``together``: as one write, which a power loss can tear. Else the file is synced
+    before it is in use.
     """
     texts: list[bytes] = []
     size = 0

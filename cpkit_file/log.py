@@ -1,7 +1,7 @@
 """A log as it is at one moment, read without a lock, and what a handle remembers of it.
 
-Logs only grow: a deletion or a trim puts another file in a log's place, and what is cut
-off was never acknowledged. So a handle reads only what is new.
+A log's file only grows: a deletion or a trim puts another file in its place, and what
+is cut off was never acknowledged. So a handle reads only what is new.
 """
 
 from __future__ import annotations

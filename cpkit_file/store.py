@@ -5,13 +5,13 @@ URL forms
     Options: ``timeout``, in seconds, and those of every driver.
 
 Durability
-    A write is answered when it and its file's name are on disk: it survives a power
-    loss. After a sync that failed, the handle does not use that file any more.
+    What a write adds is on disk before the answer, with its file's name: it survives a
+    power loss. After a sync that failed, the handle does not use that file any more.
 
 What is atomic
     Each operation is one line at the end of its thread's log; a deletion or a trim is
     the rename of a new log. A read takes no lock: it shows the log as it was at one
-    moment. `cpkit_file.keys` is about claims.
+    moment. A claim writes a second file, see `cpkit_file.keys`.
 
 Several processes
     ``flock`` orders their writes. A write that waits for a lock for longer than
@@ -95,8 +95,8 @@ class FileStore:
         self._timeout = (options or FileOptions()).timeout
         # Resolved now: the process may change its working directory later.
         self._folder = Folder(os.path.abspath(path))
-        # More writers were measured to wait for Python: their syncs share commits of
-        # the file system.
+        # More writers were measured to wait for Python. The syncs of four share commits
+        # of the file system.
         self._writers, self._readers = Workers(4), Workers(12)
         self._system = FileSystem()
         self.name = f"file://{self._folder.path}"

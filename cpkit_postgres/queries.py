@@ -2,15 +2,16 @@
 
 How writes stay in order
     A thread's version and the time of its last change stand in its row. Every write
-    updates that row, which locks it until the commit, and the server compares the
-    version of the newest row. A statement that waited for a row sees everything else as
-    it was when it began. So ERASE deletes only a row that is as it saw it.
+    locks that row until the commit, and moves the time, but for a trim and what changes
+    erased calls alone. The server compares the version of the newest row. A statement
+    that waited for a row sees everything else as it was when it began. So ERASE deletes
+    only a row that is as it saw it.
 
 Locks
     Rows of several threads are locked in the order of their ids. A claim inserts its
     call before it changes its thread; every other statement begins with the thread.
 
-Why a conflict names its column
+Why ON CONFLICT names its column
     A copy that leaves out sequences, such as logical replication, gives new threads
     numbers that are taken. That is an error, not a thread that another writer began. A
     call has no such number: CLAIM means both of its indexes.
@@ -199,7 +200,7 @@ SELECT (SELECT version FROM seen), EXISTS (SELECT FROM gone)
 
 # Removes the messages of thread $1 below $2, if it is at version $3 (NULL: any).
 # Returns the version and the first position that were seen, and how many it removed:
-# none where one of them was appended meanwhile, so look again.
+# none where a message below $2 came meanwhile, so look again.
 TRIM = """
 WITH seen AS (
     SELECT number, version, first FROM {schema}.threads WHERE thread_id = $1

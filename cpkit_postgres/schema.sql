@@ -3,8 +3,8 @@
 -- Times are microseconds since 1970, UTC.
 
 -- A number is used for one life of a thread: a thread that is deleted and begun again
--- has another one. Each write moves updated_at. There is room in the pages, so that a
--- write changes no index.
+-- has another one. There is room in the pages, so that a write, which moves updated_at,
+-- changes no index.
 CREATE TABLE {schema}.threads (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     first bigint NOT NULL DEFAULT 0, -- the position of the first message left

@@ -186,7 +186,7 @@ function operations.resolve(thread, call_id, status, result)
   if not fields then
     return false
   elseif fields.status == 'issued' then
-    -- An issued call has no result: its args are all that follows. Erased, it has none.
+    -- An issued call has no result, so its args end the record; an erased one has none.
     local args = string.sub(record, #fields.kept, -2)
     record = fields.head .. table.concat(
       {status, NOW_TEXT, args, args ~= '' and result or ''}, '\0')
@@ -246,7 +246,7 @@ function operations.trim(thread, before, expected)
   expect(expected, version)
 
   if removed > 0 then
-    -- The first one is what a server without memory takes.
+    -- LTRIM first: a server without memory would refuse the HSET.
     write('LTRIM', key_of('m', thread), removed, -1)
     write('HSET', key_of('t', thread), 'first', first + removed)
   end
@@ -424,7 +424,7 @@ while ARGV[at] do
   local name, last = ARGV[at], at + ARGUMENTS[ARGV[at]]
   local done, outcome = pcall(operations[name], unpack(ARGV, at + 1, last))
 
-  -- What is raised and is an outcome, {'conflict', …}, ends its operation alone.
+  -- A raised {'conflict', …} is the outcome of its operation; the others go on.
   if not done and not outcome[1] then
     -- Redis 7 raises a table, Redis 6.2 a string.
     local text = type(outcome) == 'table' and outcome.err or outcome

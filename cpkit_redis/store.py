@@ -13,9 +13,8 @@ Durability
 
 What is atomic
     Each write. The writes of a batch, of any kind, are one call of ``operations.lua``:
-    one round trip, one transaction in the append-only file. A load is one round trip,
-    repeated where the thread changed meanwhile, and for a range that begins or ends at
-    a position of a trimmed thread.
+    one round trip, one transaction in the append-only file. A load is one round trip.
+    It is repeated if the thread changed meanwhile, and for a range of a trimmed thread.
 
 Permissions
     Redis 6.2 or newer::
@@ -121,7 +120,7 @@ class RedisStore:
         # Kept alive here: a Sentinel's connections have only a weak reference to it.
         self._where = where
         self._base = base_of(options.prefix)
-        # What the key has to be, for every operation: read when the store opens.
+        # What the key ``schema`` must hold; read when the store opens.
         self._schema = b""
         self._look = (b"GET", self._base + b"schema")
         self._server, address = self._connect(where, options)
@@ -239,7 +238,8 @@ class RedisStore:
     ) -> Snapshot | None:
         first, asked = 0, (b"", b"")
 
-        # Where a thread was trimmed, positions are not those of its list.
+        # Again until the bounds fit the thread's first position: where it was trimmed,
+        # positions are not those of its list.
         while asked != (asked := _bounds(start, stop, first)):
             times, length, messages, extra, pending = await self._read(
                 thread_id,
@@ -352,8 +352,9 @@ class RedisStore:
     ) -> list[Any]:
         """Return a thread's times, and the answers to queries, of one moment.
 
-        A query is a command, a kind of key, and the rest. Every change of a thread sets
-        a later time: where the times are the same before and after, nothing changed.
+        A query is a command, a kind of key, and the rest. Every change of messages,
+        extra or pending calls sets a later time: where the times are the same before
+        and after, nothing of these changed.
         """
         name = b":" + thread_id.encode()
         times = (b"HGETALL", b"t")

@@ -44,8 +44,7 @@ class Connection:
         return closed
 
     def _close(self) -> None:
-        # Of two connections that close at once neither is the last one, which copies
-        # the log.
+        # Of two that close at once, neither is the last one, which copies the log.
         with _closing:
             if self.db is not None:
                 self.db.close()

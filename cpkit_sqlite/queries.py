@@ -55,7 +55,7 @@ ON CONFLICT (thread_id) DO UPDATE SET
     updated_at = max(updated_at + 1, excluded.updated_at)
 """
 SET_UPDATED = "UPDATE cpkit_threads SET updated_at = ? WHERE thread_id = ?"
-# With the time of the last message, which may be one of those that go.
+# updated_at takes the time of the last message: that message may go.
 SET_TRIMMED = """
 UPDATE cpkit_threads SET trimmed = ?, updated_at = max(updated_at, ?) WHERE number = ?
 """

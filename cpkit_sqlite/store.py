@@ -243,9 +243,9 @@ class SQLiteStore:
             if db.in_transaction:
                 db.execute("ROLLBACK")
 
-        # The commit after a copy restarts the log, and cuts it to its limit. A log that
-        # stays longer has a reader of an older state. Nothing waits for that reader:
-        # the copy is tried again a sixteenth of the limit later.
+        # The answer waits for the copy. The commit after it restarts the log, and cuts
+        # it to its limit. A log that stays longer has a reader of an older state. For
+        # that reader nothing waits: the copy is tried again a sixteenth later.
         if log_bytes > LOG_BYTES:
             if not self._tried_at <= log_bytes < self._tried_at + LOG_BYTES // 16:
                 self._tried_at = log_bytes
@@ -368,7 +368,7 @@ def _path(url: str) -> str:
 # A row of `queries.HEAD`: a thread's number, its version, the time of its last message,
 # and the position of its first; zeros for a missing thread.
 _Head: TypeAlias = tuple[int, int, int, int]
-# What appends of a batch have left: of many to one thread only the first asks.
+# Heads as the appends of this batch left them: only a thread's first append asks.
 _Heads: TypeAlias = dict[str, _Head]
 
 

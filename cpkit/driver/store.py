@@ -82,7 +82,7 @@ class Store(Protocol):
     ``CorruptThread`` for a stored row that cannot be decoded, and, in ``open``,
     ``SchemaMismatch`` or ``InvalidURL``.
 
-    What a store need not have is off where it is missing. ``limits``, a `Limits`, is
+    An ability that a store does not name is off. ``limits``, a `Limits`, is
     what the engine can hold, read after ``open``. With ``erases = True`` ``commit``
     takes `Erase`, with ``trims = True`` `Trim`, with ``erases_calls = True``
     `EraseCalls`, and with a method ``dump`` `Restore`. With ``takes_bytes = True`` a
@@ -133,8 +133,9 @@ class Store(Protocol):
         The result is as if the writes ran one after another in the order given. A
         write that is refused changes nothing. When ``commit`` returns, everything that
         was applied is as durable as `durability` says. What it raises is the outcome
-        of every write of the batch. Where one write may be the reason and nothing was
-        written, the handle repeats them one at a time, so that it cannot fail others.
+        of every write of the batch. It raises an error of the contract, or a
+        ``StoreFailure`` of the fate "rejected", only if nothing was written: the handle
+        then repeats the writes one at a time, so that a bad one cannot fail others.
         Cancelled before it sent anything, it may raise ``StoreFailure("not sent", …)``
         in place of ``CancelledError``.
         """

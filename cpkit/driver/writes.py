@@ -147,9 +147,9 @@ class Trim(NamedTuple):
 class EraseCalls(NamedTuple):
     """Erase the args and results of calls with an outcome from before a time.
 
-    What stays is as of an `Erase`; so do the version and the thread's times. Issued
-    calls keep everything. Outcome: how many were erased now, 0 for a missing thread, or
-    `Conflict` as of an `Erase`.
+    The same stays as after an `Erase`, and also the version and the thread's times.
+    Issued calls keep everything. Outcome: how many were erased now, 0 for a missing
+    thread, or `Conflict` as of an `Erase`.
     """
 
     thread_id: str
