@@ -3,7 +3,7 @@
 # Another folder keeps a second environment beside it, as .ci/run does.
 VENV ?= .venv
 BIN := $(VENV)/bin
-# What `make test` installs: "test" is enough for the contract and the stores.
+# What the tests install: "test" is enough for the contract and the stores.
 EXTRA := dev
 
 # Cached bytecode halves the start of the many processes that the tests start.
@@ -22,7 +22,7 @@ demo: $(VENV)/$(if $(findstring --cluster,$(ARGS)),demo,all) ## Run an agent, ki
 test: $(VENV)/$(EXTRA) ## Run the tests against real stores
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not long" $(ARGS)
 
-test-long: $(VENV)/dev ## Run the long sweeps that `make test` leaves out
+test-long: $(VENV)/$(EXTRA) ## Run the long sweeps that `make test` leaves out
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m long $(ARGS)
 
 lint: $(VENV)/dev ## Check formatting, style, types and wording
