@@ -85,17 +85,37 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
     """Leave the certificate of the example backend to ``make test-long``.
 
-    What takes minutes starts first, so that no worker is busy with it at the end.
+    Each worker gets an equal part of the list. Its part begins with what may take
+    minutes, so that no worker is busy with that at the end.
     """
     for item in items:
         if item.path.name == "test_certificate.py":
             item.add_marker(pytest.mark.long)
 
-    items.sort(key=lambda item: item.path.name != "test_langgraph_own_tests.py")
+    yield  # what is not asked for is left out
+    slow = sorted(filter(_limit, items), key=_limit, reverse=True)
+    others = [item for item in items if not _limit(item)]
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = [
+        item
+        for worker in range(workers)
+        for part in (slow, others)
+        for item in part[
+            len(part) * worker // workers : len(part) * (worker + 1) // workers
+        ]
+    ]
+
+
+def _limit(item: pytest.Item) -> float:
+    """Return the seconds that a test may take, or 0 if it has the usual limit."""
+    marker = item.get_closest_marker("timeout")
+    return 0 if marker is None else float(marker.args[0])
 
 
 def pytest_collection_finish() -> None:

@@ -300,6 +300,7 @@ def test_redis_that_syncs_late_survives_a_kill(redis: Harness) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_minute_passes_on_redis(redis: Harness) -> None:
     """The one engine here that can expire a key; two rounds wait for a real minute."""
     [clause] = select(ids=["clock.nothing-expires"])
