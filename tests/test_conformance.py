@@ -318,8 +318,22 @@ def test_a_store_that_does_not_sync_keeps_one_holder(tmp_path: Path) -> None:
         assert outcome.status is Status.PASSED, outcome.reason
 
 
+# Values, ids and answers are those of one server: `tests/redis/test_cluster.py` tries
+# random writes and hostile ids.
+CLUSTERED = [
+    one
+    for one in CLAUSES
+    if one.level in (Level.CONCURRENT, Level.DURABLE, Level.BOUNDED, Level.REPLICATED)
+    or one.subject in ("append", "cancel", "claim", "handle", "move", "trim", "watch")
+]
+
+
 @pytest.mark.long
 class TestRedisCluster(Server):
+    @pytest.mark.parametrize("clause", CLUSTERED, ids=lambda clause: clause.id)
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
+
     @pytest.fixture
     def harness(self, redis_cluster: Harness) -> Harness:
         return redis_cluster
