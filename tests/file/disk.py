@@ -5,7 +5,7 @@ directory, and in the middle of every write, it records the contents, which a ki
 process leaves, and what has been synced, which is the least that a power loss leaves.
 A file system may have written more: any file or directory can be in its newer state
 while another is in its older one, and what was appended to a file can have holes or be
-cut short. `Crash.outcomes` creates a folder for each such combination.
+cut short. `Crash.outcomes` yields each such combination.
 """
 
 from __future__ import annotations
@@ -21,10 +21,24 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Crash", "Disk", "torn_states"]
+__all__ = ["Crash", "Disk", "Tree", "make_tree", "torn_states"]
 
 Entry = tuple[str, int]
 """``("file", inode)`` or ``("dir", inode)``."""
+
+Tree = tuple[tuple[str, bytes | None], ...]
+"""The paths below a folder, parents first: the content of a file, None for a folder."""
+
+
+def make_tree(folder: Path, tree: Tree) -> None:
+    """Make the folder with what is below it."""
+    folder.mkdir(mode=0o700)
+
+    for path, content in tree:
+        if content is None:
+            (folder / path).mkdir(mode=0o700)
+        else:
+            (folder / path).write_bytes(content)
 
 
 def torn_states(before: bytes, after: bytes, sector: int = 512) -> Iterator[bytes]:
@@ -72,8 +86,8 @@ class Crash:
     there: Snapshot
     synced: Snapshot
 
-    def outcomes(self, place: Path) -> Iterator[Path]:
-        """Make a folder for each state that a crash at this step can leave."""
+    def outcomes(self) -> Iterator[Tree]:
+        """Yield each state that a crash at this step can leave."""
         files = [i for i in self.there.files if self._differs("files", i)]
         directories = [
             i for i in self.there.directories if self._differs("directories", i)
@@ -84,15 +98,13 @@ class Crash:
         choices = [self._states(kind, inode) for kind, inode in unsure]
         assert math.prod(map(len, choices)) < 600, "too many mixtures"
 
-        for number, chosen in enumerate(itertools.product(*choices)):
+        for chosen in itertools.product(*choices):
             state = self.there.copy()
 
             for (kind, inode), content in zip(unsure, chosen, strict=True):
                 getattr(state, kind)[inode] = content
 
-            folder = place.parent / f"{place.name}, {number}"
-            self._make(folder, self.root, state)
-            yield folder
+            yield tuple(self._tree("", self.root, state))
 
     def _states(self, kind: str, inode: int) -> list[Any]:
         """Return what can be left of a file or directory."""
@@ -121,23 +133,22 @@ class Crash:
     def _synced(self, kind: str, inode: int) -> Any:
         return getattr(self.synced, kind).get(inode, b"" if kind == "files" else {})
 
-    def _make(self, folder: Path, inode: int, state: Snapshot) -> None:
-        folder.mkdir(mode=0o700)
+    def _tree(
+        self, above: str, inode: int, state: Snapshot
+    ) -> Iterator[tuple[str, bytes | None]]:
         entries = state.directories.get(inode)
 
         if entries is None:  # it was removed, and the removal is lost
             entries = self._synced("directories", inode)
 
         for name, (kind, what) in entries.items():
-            path = folder / name
-
             if kind == "dir":
-                self._make(path, what, state)
+                yield f"{above}{name}", None
+                yield from self._tree(f"{above}{name}/", what, state)
             else:
                 content = state.files.get(what)
-                path.write_bytes(
-                    self._synced("files", what) if content is None else content
-                )
+                lost = self._synced("files", what)
+                yield f"{above}{name}", lost if content is None else content
 
 
 class Disk:
