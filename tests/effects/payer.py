@@ -1,4 +1,4 @@
-"""Processes of the test with kills: ``python -m tests.effects.payer ROLE URL FOLDER``.
+"""Processes of the test with kills: each runs `main`.
 
 A worker pays once per thread, into the books. A decider approves requests, and denies
 some. Both run until they are killed.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ from cpkit.runs.threads import HINTS
 from cpkit.runs.waiting import Wakeups
 from cpkit.worker import Worker
 
-__all__ = ["STALE_AFTER", "lines", "note"]
+__all__ = ["STALE_AFTER", "lines", "main", "note"]
 
 STALE_AFTER = 1.5
 
-FOLDER = Path(sys.argv[3]) if len(sys.argv) > 3 else Path()
+FOLDER = Path()
 
 
 def note(file: Path, line: str) -> None:
@@ -108,5 +107,8 @@ async def decide(url: str) -> None:
             await wakeups.wait(0.2, 0.5)
 
 
-if __name__ == "__main__":
-    asyncio.run({"work": work, "decide": decide}[sys.argv[1]](sys.argv[2]))
+def main(role: str, url: str, folder: Path) -> None:
+    """Work or decide until the process is killed."""
+    global FOLDER
+    FOLDER = folder
+    asyncio.run({"work": work, "decide": decide}[role](url))
