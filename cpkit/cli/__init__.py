@@ -42,7 +42,7 @@ def _run() -> int:
         return 2
 
     del rich
-    from cpkit.cli.app import app
+    from cpkit.cli.app import app_for
     from cpkit.cli.output import discard_output, escape_unencodable
     from cpkit.cli.running import BadUse, Exit, print_stderr
     from cpkit.registry import redacted
@@ -51,7 +51,7 @@ def _run() -> int:
 
     try:
         words = sys.argv[1:] or ["--help"]
-        code: int = app(words, prog_name="cpkit", standalone_mode=False)
+        code: int = app_for(words)(words, prog_name="cpkit", standalone_mode=False)
     except typer.Abort:
         code = _INTERRUPTED
     except typer.TyperException as exc:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from cpkit import ToolCall, open_checkpointer
 from cpkit.cli import main
-from cpkit.cli.app import app
+from cpkit.cli.app import app_for
 from cpkit.cli.stores import Store
 
 __all__ = [
@@ -82,7 +82,9 @@ def cpkit(
 def invoke(*words: str, env: Mapping[str, str | None] | None = None) -> Ended:
     """Run the command in this process, which is faster."""
     unset = {"CPKIT_URL": None, "COLUMNS": None}
-    ended = CliRunner().invoke(app, list(words), env={**unset, **(env or {})})
+    ended = CliRunner().invoke(
+        app_for(words), list(words), env={**unset, **(env or {})}
+    )
 
     if ended.exception is not None and not isinstance(ended.exception, SystemExit):
         raise ended.exception

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cpkit import ToolCall
+from cpkit.cli import app
 from cpkit.cli.help import GROUPS
 from cpkit.cli.output import one_line, print_table, printable
 from cpkit.cli.stores import Store
@@ -457,6 +458,28 @@ def test_cpkit_alone_lists_its_commands_in_groups() -> None:
     )
     assert completed.out.split() == ["prune"]
     assert cpkit("--version").out.startswith("cpkit ")
+
+
+@pytest.mark.parametrize("word", ["threads", "--version"])
+def test_a_command_imports_only_what_it_needs(word: str) -> None:
+    """Importing all commands takes longer than most commands do."""
+    program = (
+        "import sys\n"
+        f"sys.argv = ['cpkit', {word!r}, 'memory://']\n"
+        "from cpkit.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    print(*sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    loaded = set(done.stdout.split())
+    assert "cpkit.cli.app" in loaded
+    others = {f"cpkit.cli.{module}" for module, _ in app.COMMANDS.values()}
+    others |= {"conformance", "cpkit.effects", "cpkit.heal", "opentelemetry"}
+    assert others & loaded == {f"cpkit.cli.{word}"} & others
 
 
 def test_values_are_formatted_for_people() -> None:

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cpkit import open_checkpointer
-from cpkit.cli.app import app
+from cpkit.cli.app import app_for
 from cpkit.tools import importing
 from tests.importing.test_sources import BYE, HELLO, HI, written
 
@@ -40,7 +40,8 @@ def url(tmp_path: Path) -> str:
 
 def run(*arguments: str) -> Result:
     """Run ``cpkit import`` in this process."""
-    return CliRunner().invoke(app, ["import", *arguments], env={"COLUMNS": "80"})
+    words = ["import", *arguments]
+    return CliRunner().invoke(app_for(words), words, env={"COLUMNS": "80"})
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:

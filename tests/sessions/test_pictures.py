@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 from io import StringIO
@@ -13,12 +12,11 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from cpkit import open_checkpointer
-from cpkit.cli.app import app
 from cpkit.sessions import SessionLog
 from cpkit.sessions.pictures import draw_mermaid, draw_svg, draw_terminal
+from tests.cli.command import invoke
 from tests.sessions.conftest import Store
 from tests.sessions.talk import assistant, result, user
 
@@ -215,24 +213,24 @@ def url(tmp_path: Path) -> str:
 
 def test_the_command_draws_a_session(url: str) -> None:
     """It draws in the terminal, as Mermaid and as SVG."""
-    shown = CliRunner().invoke(app, ["tree", url, "trip"])
-    assert shown.exit_code == 0
-    assert "└── assistant: where to?" in shown.stdout
-    assert "… 3 entries" in shown.stdout
+    shown = invoke("tree", url, "trip")
+    assert shown.code == 0
+    assert "└── assistant: where to?" in shown.out
+    assert "… 3 entries" in shown.out
 
-    every = CliRunner().invoke(app, ["tree", url, "trip", "--all"])
-    assert "search: done" in every.stdout
+    every = invoke("tree", url, "trip", "--all")
+    assert "search: done" in every.out
 
-    mermaid = CliRunner().invoke(app, ["tree", url, "trip", "--mermaid"])
-    assert mermaid.stdout.startswith("flowchart TD\n")
+    mermaid = invoke("tree", url, "trip", "--mermaid")
+    assert mermaid.out.startswith("flowchart TD\n")
 
-    svg = CliRunner().invoke(app, ["tree", url, "trip", "--svg", "--all"])
-    assert ElementTree.fromstring(svg.stdout).tag.endswith("svg")
+    svg = invoke("tree", url, "trip", "--svg", "--all")
+    assert ElementTree.fromstring(svg.out).tag.endswith("svg")
 
 
 def test_the_command_prints_json(url: str) -> None:
     """One object has every entry in the order of the log."""
-    found = json.loads(CliRunner().invoke(app, ["tree", url, "trip", "--json"]).stdout)
+    found = invoke("tree", url, "trip", "--json").json
     assert (found["session_id"], found["name"], found["version"]) == (
         "trip",
         "A trip",
@@ -269,7 +267,7 @@ def test_the_command_reports_errors(
 ) -> None:
     """The exit code gives the kind, and one line the reason."""
     filled = [argument.format(url=url) for argument in arguments]
-    ended = CliRunner().invoke(app, ["tree", *filled])
-    assert ended.exit_code == code
-    assert words in " ".join(ended.stderr.split())
-    assert ended.stdout == ""
+    ended = invoke("tree", *filled)
+    assert ended.code == code
+    assert words in " ".join(ended.err.split())
+    assert ended.out == ""
