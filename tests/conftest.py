@@ -60,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault(VARIABLE, f"{slowdown() * crowd:.1f}")
         slowdown.cache_clear()
 
+    # Otherwise each new process reads the lists of all packages for plugins.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+
     if config.getoption("timeout", None) is None:
         config.option.timeout = LIMIT * slowdown()
 

@@ -18,6 +18,7 @@ import pytest
 from cpkit import open_checkpointer
 from tests.cadence.agent import CADENCES
 from tests.sessions.talk import texts
+from tests.sweeps import sweep
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = max(1, round(3 * float(os.environ.get("CPKIT_ROUNDS") or 1)))
@@ -58,7 +59,7 @@ async def stored(url: str, thread_id: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cadence", [name for name in CADENCES if name != "seconds"])
-@pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.parametrize("number", sweep(range(ROUNDS), [0]))
 async def test_a_crash_loses_no_more_than_is_stated(
     tmp_path: Path, cadence: str, number: int
 ) -> None:

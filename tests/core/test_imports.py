@@ -61,6 +61,13 @@ DOCUMENTED = {"os._exit", "sys._current_frames", "sys._getframe"}
 ABOVE = {"cpkit_sqlite", "cpkit_postgres", "cpkit_redis", "cpkit_file", "conformance"}
 
 
+@cache
+def nodes_of(path: Path) -> tuple[list[ast.stmt], list[ast.AST]]:
+    """Return the statements of a file at its top level, and all that it contains."""
+    tree = ast.parse(path.read_text())
+    return tree.body, [*ast.walk(tree)]
+
+
 def imports(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the top-level packages that import statements name."""
     found = set()
@@ -80,16 +87,16 @@ def wrong(package: str, path: Path) -> set[str]:
     The core may import the packages of an extra inside a function or a ``try``. It may
     not import a driver or the suite there either.
     """
-    tree = ast.parse(path.read_text())
+    body, nodes = nodes_of(path)
     allowed = ALLOWED[package] | {package} | set(sys.stdlib_module_names)
 
     if any(edge in path.parents for edge in EDGES):
-        return imports(ast.walk(tree)) & (ABOVE - {"conformance"})
+        return imports(nodes) & (ABOVE - {"conformance"})
 
     if package == "cpkit":
-        return imports(tree.body) - allowed | imports(ast.walk(tree)) & ABOVE
+        return imports(body) - allowed | imports(nodes) & ABOVE
 
-    return imports(ast.walk(tree)) - allowed
+    return imports(nodes) - allowed
 
 
 def module_name(path: Path) -> str:
@@ -110,7 +117,7 @@ def import_graph(package: str) -> dict[str, set[str]]:
     for module, path in paths.items():
         named: set[str] = set()
 
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path)[1]:
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -146,12 +153,12 @@ def cyclic_modules(graph: Mapping[str, set[str]]) -> set[str]:
 
 def private_names(path: Path) -> set[str]:
     """Return the private names that a file takes from modules of other projects."""
-    tree = ast.parse(path.read_text())
-    foreign = imports(ast.walk(tree)) - set(ALLOWED)
+    nodes = nodes_of(path)[1]
+    foreign = imports(nodes) - set(ALLOWED)
     dotted: set[str] = set()
 
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
             dotted.add(ast.unparse(node))
         elif isinstance(node, ast.ImportFrom):
             dotted |= {f"{node.module}.{alias.name}" for alias in node.names}
