@@ -17,6 +17,7 @@ from cpkit.lease import LeaseLost, thread_lease
 from tests.broken.reference import Reference
 from tests.effects.shop import Plain
 from tests.simulation.loop import SimulatedLoop, simulated_loop
+from tests.sweeps import sweep
 
 Wrap = Callable[["Steps"], Checkpointer[Any]]
 
@@ -109,7 +110,7 @@ def swept(case: Callable[[int], Coroutine[Any, Any, bool]]) -> int:
 
 
 @pytest.mark.parametrize("wrap", STORES)
-@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("times", sweep([1, 2, 3], [1, 2]))
 def test_a_cancelled_run_leaves_its_key_in_the_right_state(
     wrap: Wrap, times: int
 ) -> None:
