@@ -75,6 +75,8 @@ _OWED = "owed"
 # A read of the events after a time begins with so many of the newest.
 _FIRST_READ = 32
 
+_PAGE_SIZE = 100  # of a list
+
 # The sessions whose states a service keeps for its next list.
 _LISTED = 256
 
@@ -235,7 +237,11 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         after = None
         found: list[tuple[tuple[str, str, str], CheckpointData[Any]]] = []
 
-        while page := await self._cp.list_threads(prefix=prefix, after=after):
+        while True:
+            page = await self._cp.list_threads(
+                prefix=prefix, after=after, limit=_PAGE_SIZE
+            )
+
             for info, data in (await self._load_listed(page)).items():
                 ids = info.thread_id.removeprefix(_SESSIONS).split("/")
 
@@ -244,6 +250,9 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
                     owner, session_id = map(unquote, ids[1:])
                     await self._settle(app_name, owner, info.thread_id, data)
                     found.append(((app_name, owner, session_id), data))
+
+            if len(page) < _PAGE_SIZE:  # the last one
+                break
 
             after = page[-1].thread_id
 

@@ -591,6 +591,29 @@ async def test_a_service_keeps_the_states_of_few_sessions(
         assert len(service._listed) == 2
 
 
+@pytest.mark.parametrize("count", range(5))
+async def test_a_page_of_a_list_that_is_not_full_is_the_last_one(
+    count: int, cp: MemoryCheckpointer[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is complete, and asks for no page behind it."""
+    list_threads, pages = cp.list_threads, 0
+
+    async def count_pages(**options: Any) -> Any:
+        nonlocal pages
+        pages += 1
+        return await list_threads(**options)
+
+    monkeypatch.setattr(google_adk, "_PAGE_SIZE", 2)
+    monkeypatch.setattr(cp, "list_threads", count_pages)
+    service = SessionService(cp)
+
+    for n in range(count):
+        await service.create_session(**WHO, session_id=f"{n}")
+
+    assert len((await service.list_sessions(**WHO)).sessions) == count
+    assert pages == count // 2 + 1
+
+
 async def test_events_after_a_time_are_read_from_the_end(
     cp: MemoryCheckpointer[Any],
 ) -> None:
