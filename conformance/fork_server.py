@@ -9,6 +9,9 @@ fork takes milliseconds. What is certified stays the same:
   has more than one thread or more than three descriptors at its start is not used. A
   worker has the three descriptors that are passed to `start_worker`.
 
+A process that was forked like this, and starts workers itself, forks a server of its
+own: see `fork_own_server`.
+
 Where a server cannot fork like this, each worker is a new Python process.
 
 A server that was killed, perhaps by the system for its memory, is started again for the
@@ -28,11 +31,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 from conformance.failure import Failure
 
-__all__ = ["Started", "close_server", "main", "start_worker"]
+__all__ = ["Started", "close_server", "fork_own_server", "main", "start_worker"]
 
 
 class Started(Protocol):
@@ -41,6 +44,14 @@ class Started(Protocol):
     pid: int
 
     def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+class _Process(Protocol):
+    """The process of a server, as `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None: ...
 
     def wait(self) -> int: ...
 
@@ -63,8 +74,35 @@ def start_worker(
             _forget(server)
 
     return subprocess.Popen(
-        _python(f"conformance.{program}"), stdin=stdin, stdout=stdout, stderr=stderr
+        _python(f"conformance.{program}"),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,  # Ctrl-C is for the process that reports
     )
+
+
+def fork_own_server() -> bool:
+    """Fork the server of this process, and return whether this is the same process.
+
+    Otherwise it is the server or a worker, and has done its work. Call it before this
+    process has threads or imports a store.
+    """
+    if sys.platform != "linux" or not _is_alone():
+        return True  # the first worker starts a server, if it can
+
+    ours, its = socket.socketpair()
+    pid = os.fork()
+
+    if pid == 0:
+        ours.close()
+        _use([its.detach(), os.open(os.devnull, os.O_WRONLY), os.dup(2)])
+        main()
+        return False
+
+    its.close()
+    _SERVERS[os.getpid()] = _Server(_Fork(pid), ours)
+    return True
 
 
 @atexit.register
@@ -78,7 +116,7 @@ def close_server() -> None:
 
 
 PROGRAMS = ("worker", "powerloss.writer")
-"""The modules of the suite whose ``main`` a fork runs."""
+"""The modules of the suite whose ``main`` a fork runs; others are imported if asked."""
 
 _LOCK = threading.Lock()
 _SERVERS: dict[int, _Server | None] = {}
@@ -109,7 +147,17 @@ def _started() -> _Server | None:
     if sys.platform != "linux":
         return None
 
-    server = _Server()
+    ours, its = socket.socketpair()
+
+    with its:
+        process = subprocess.Popen(
+            _python(__name__),
+            stdin=its.fileno(),
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the process that reports
+        )
+
+    server = _Server(process, ours)
 
     with suppress(Failure):  # it could not run here, and has ended
         if server.ask("hello"):
@@ -122,17 +170,10 @@ def _started() -> _Server | None:
 class _Server:
     """The server, as the process that started it sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: _Process, control: socket.socket) -> None:
         self._lock = threading.Lock()
-        self._socket, its = socket.socketpair()
-
-        with its:
-            self._process = subprocess.Popen(
-                _python(__name__),
-                stdin=its.fileno(),
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the process that reports
-            )
+        self._process = process
+        self._socket = control
 
     def ask(self, request: str, descriptors: Sequence[int] = ()) -> int:
         """Send a request, and return the answer.
@@ -175,6 +216,24 @@ class _Server:
             self._process.wait()
 
 
+class _Fork:
+    """A fork of this process, as `subprocess.Popen` would show it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._code: int | None = None
+
+    def poll(self, options: int = os.WNOHANG) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+
+        return self._code
+
+    def wait(self) -> int:
+        return cast(int, self.poll(0))
+
+
 class _Forked:
     """A worker that the server has forked; several threads may call `wait`."""
 
@@ -209,11 +268,10 @@ def _python(module: str) -> list[str]:
 def main() -> None:
     """Answer requests until the process that sends them has ended."""
     # Imported here, because the process that sends requests does not need it.
-    programs = {
-        name: importlib.import_module(f"conformance.{name}") for name in PROGRAMS
-    }
-    # A writer imports it when it knows the store.
-    importlib.import_module("conformance.powerloss.script")
+    # A writer imports its script when it knows the store.
+    for name in (*PROGRAMS, "powerloss.script"):
+        importlib.import_module(f"conformance.{name}")
+
     control = socket.socket(fileno=0)
 
     while True:
@@ -225,12 +283,13 @@ def main() -> None:
         elif request == "wait":
             answer = os.waitstatus_to_exitcode(os.waitpid(int(what), 0)[1])
         elif request == "fork":
+            program = importlib.import_module(f"conformance.{what}")
             answer = os.fork()
 
             if answer == 0:
                 control.detach()
                 _use(descriptors)
-                programs[what].main()
+                program.main()
                 return
         else:
             return

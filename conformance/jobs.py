@@ -1,25 +1,29 @@
 """Clauses in other processes: ``--jobs`` shares a certification among cores.
 
-A job process is ``python -m conformance.jobs``. It reads the harness and the options as
-one line of JSON, then the id of a clause a line, and answers each with its outcome.
+A job process reads the harness and the options as one line of JSON, then the id of a
+clause a line, and answers each with its outcome.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import queue
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+from conformance.catalog import select
 from conformance.clause import Clause, Level
-from conformance.harness import Harness, address
-from conformance.parent import lines_from_parent
-from conformance.runner import Outcome, Status
+from conformance.failure import Failure
+from conformance.fork_server import fork_own_server, start_worker
+from conformance.harness import Harness, address, rebuild
+from conformance.parent import lines_from_parent, place_of_parent, take_place
+from conformance.runner import Outcome, Patience, Status, run_clause
 
-__all__ = ["may_run_beside", "run_in_jobs"]
+__all__ = ["main", "may_run_beside", "run_in_jobs"]
 
 TOLD = ("status", "seconds", "reason", "expected", "seen", "where", "trace")
 """The fields of an outcome that a job process prints."""
@@ -51,85 +55,98 @@ def run_in_jobs(
 
     waiting: queue.SimpleQueue[Clause] = queue.SimpleQueue()
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    head = {"path": sys.path, "harness": told, "seed": seed, "rounds": rounds}
-    started: list[subprocess.Popen[str]] = []
+    head = {"harness": told, "seed": seed, "rounds": rounds}
+    started: list[_Job] = []
 
     # The longest first, so that no process has one left when the others have ended.
     for clause in sorted(clauses, key=lambda one: -one.deadline):
         waiting.put(clause)
 
-    for _ in range(min(jobs, len(clauses))):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "conformance.jobs"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the process that reports
-        )
-        started.append(process)
-        threading.Thread(
-            target=_feed, args=(process, head, waiting, outcomes), daemon=True
-        ).start()
-
     try:
+        for _ in range(min(jobs, len(clauses))):
+            job = _Job({"place": place_of_parent(), **head})
+            started.append(job)
+            threading.Thread(
+                target=_feed, args=(job, waiting, outcomes), daemon=True
+            ).start()
+
         for _ in clauses:
             yield outcomes.get()
     finally:
-        for process in started:
-            process.kill()
-            process.wait()
+        for job in started:
+            job.kill()
 
 
-def _feed(
-    process: subprocess.Popen[str],
-    head: dict[str, Any],
-    waiting: queue.SimpleQueue[Clause],
-    outcomes: queue.SimpleQueue[Outcome],
-) -> None:
-    """Hand clauses to a job process one by one, until none waits."""
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None
-    assert stdout is not None
-    line = json.dumps(head) + "\n"
+class _Job:
+    """A job process."""
 
-    while True:
-        try:
-            clause = waiting.get_nowait()
-        except queue.Empty:
-            stdin.close()
-            return
+    def __init__(self, head: dict[str, Any]) -> None:
+        its_input, our_end = os.pipe()
+        self._input = open(our_end, "wb", buffering=0)
+        our_end, its_output = os.pipe()
+        self._output = open(our_end, "rb")
 
         try:
-            stdin.write(f"{line}{clause.id}\n")
-            stdin.flush()
-            answer = stdout.readline()
+            self._process = start_worker(its_input, its_output, 2, "jobs")
+        finally:
+            os.close(its_input)
+            os.close(its_output)
+
+        self._head = f"{json.dumps(head)}\n"
+
+    def ask(self, clause: Clause) -> Outcome:
+        """Let the process run a clause."""
+        try:
+            self._input.write(f"{self._head}{clause.id}\n".encode())
+            answer = self._output.readline()
         except BrokenPipeError:
-            answer = ""
+            answer = b""
 
-        line = ""
+        self._head = ""
 
         if answer:
             told = json.loads(answer)
             told["status"] = Status(told["status"])
-            outcomes.put(Outcome(clause, **told))
-        else:
-            gone = f"the job process ended with exit code {process.wait()}"
-            outcomes.put(
-                Outcome(clause, Status.FAILED, 0, gone, "an outcome", gone, "", gone)
-            )
+            return Outcome(clause, **told)
+
+        try:
+            gone = f"the job process ended with exit code {self._process.wait()}"
+        except Failure as exc:
+            gone = f"the job process ended: {exc.seen}"
+
+        return Outcome(clause, Status.FAILED, 0, gone, "an outcome", gone, "", gone)
+
+    def kill(self) -> None:
+        with suppress(Failure):  # its fork server died: it ends when its input closes
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        self._input.close()
+        self._output.close()
+
+
+def _feed(
+    job: _Job,
+    waiting: queue.SimpleQueue[Clause],
+    outcomes: queue.SimpleQueue[Outcome],
+) -> None:
+    """Hand clauses to a job process one by one, until none waits."""
+    with suppress(queue.Empty):
+        while True:
+            outcomes.put(job.ask(waiting.get_nowait()))
+
+    job.close()
 
 
 def main() -> None:
     """Run the clauses that are read from standard input."""
+    if not fork_own_server():
+        return
+
     lines = lines_from_parent()
     head = json.loads(next(lines))
-    sys.path[:] = head["path"]
-
-    # Imported here, because the first line sets sys.path.
-    from conformance.catalog import select
-    from conformance.harness import rebuild
-    from conformance.runner import Patience, run_clause
-
+    take_place(head["place"])
     harness, patience = rebuild(head["harness"]), Patience()
 
     for line in lines:
@@ -144,7 +161,3 @@ def main() -> None:
         told = {name: getattr(outcome, name) for name in TOLD}
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,39 @@
-"""Child processes of the suite end when the process that started them has died.
+"""What a child process of the suite has from the process that started it.
 
-The parent keeps the child's standard input open until the child is to end. The kernel
-closes it when the parent is killed.
+It has the same folder and environment, and ends when its parent has died. The parent
+keeps the child's standard input open until the child is to end. The kernel closes it
+when the parent is killed.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["lines_from_parent"]
+__all__ = ["lines_from_parent", "place_of_parent", "take_place"]
+
+
+def place_of_parent() -> dict[str, Any]:
+    """Return where a child is to work: where this process does."""
+    return {
+        "path": sys.path,
+        "folder": os.getcwd(),
+        "environment": {**os.environ},
+    }
+
+
+def take_place(place: dict[str, Any]) -> None:
+    """Work where the parent does; the store must not be imported yet."""
+    sys.path[:] = place["path"]
+    os.chdir(place["folder"])
+    os.environ.clear()
+    os.environ.update(place["environment"])
+    time.tzset()
 
 
 def lines_from_parent() -> Iterator[str]:

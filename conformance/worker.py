@@ -24,7 +24,7 @@ from conformance.history.moments import write_moments
 from conformance.history.op import Op
 from conformance.history.recorder import Recorder
 from conformance.operations import WRITES, Place, Write, prepare, state, writes_of
-from conformance.parent import lines_from_parent
+from conformance.parent import lines_from_parent, take_place
 from cpkit import CheckpointerError, ToolCall
 
 __all__ = ["main"]
@@ -96,12 +96,7 @@ def main() -> None:
     """Run the job that is read from standard input."""
     lines = lines_from_parent()
     job = json.loads(next(lines))
-    # As they are in the process that started this one; the store is not imported yet.
-    sys.path[:] = job["path"]
-    os.chdir(job["folder"])
-    os.environ.clear()
-    os.environ.update(job["environment"])
-    time.tzset()
+    take_place(job["place"])
     asyncio.run(work(job, lines))
 
 

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,6 +19,7 @@ from typing import Any
 from conformance.failure import Failure
 from conformance.fork_server import start_worker
 from conformance.harness import Harness, address
+from conformance.parent import place_of_parent
 
 __all__ = ["Worker", "workers"]
 
@@ -30,9 +30,8 @@ class Worker:
     def __init__(self, harness: Harness, job: dict[str, Any]) -> None:
         # A clause about a store of one process starts others that are to be refused.
         target = harness.elsewhere() or harness
-        place = {"path": sys.path, "folder": os.getcwd(), "environment": {**os.environ}}
         # Not as arguments, which other users can see: a URL may contain a password.
-        start = {**place, "harness": address(target), **job}
+        start = {"place": place_of_parent(), "harness": address(target), **job}
         self._errors = tempfile.TemporaryFile()
         its_input, our_end = os.pipe()
         self._input = open(our_end, "wb")

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from conformance.failure import Failure, Skip
 from conformance.fork_server import start_worker
 from conformance.harness import Harness, address
+from conformance.parent import place_of_parent
 from conformance.powerloss.trace import TRACED, Call, calls
 from conformance.slowdown import slowdown
 
@@ -112,8 +112,7 @@ async def _run(
     tracer: Sequence[str] = (),
 ) -> None:
     """Run a writer until it ends; it reports to the socket."""
-    place = {"path": sys.path, "cwd": os.getcwd(), "environment": {**os.environ}}
-    text = json.dumps({**place, "harness": address(harness), **job})
+    text = json.dumps({"place": place_of_parent(), "harness": address(harness), **job})
     limit = _TIMEOUT * slowdown()
 
     with tempfile.TemporaryFile() as errors:

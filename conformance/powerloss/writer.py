@@ -19,7 +19,7 @@ import time
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from conformance.parent import lines_from_parent
+from conformance.parent import lines_from_parent, take_place
 
 __all__ = ["NOT_OPEN", "STARTED", "main"]
 
@@ -59,12 +59,7 @@ def main() -> None:
     _allow_tracer()
     os.write(1, b"\n")  # it may be traced from here on
     job = json.loads(next(lines))
-    # As they are in the process that started this one; the store is not imported yet.
-    sys.path[:] = job["path"]
-    os.chdir(job["cwd"])
-    os.environ.clear()
-    os.environ.update(job["environment"])
-    time.tzset()
+    take_place(job["place"])
     # Bytecode that an import writes is not the store's.
     sys.dont_write_bytecode = True
 

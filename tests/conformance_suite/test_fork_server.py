@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from conformance import Harness, harness_for
+from conformance import Harness, certify, harness_for
 from conformance.failure import Failure
 from conformance.fork_server import close_server
 from conformance.workers import Worker, workers
@@ -162,6 +162,20 @@ async def test_workers_are_forked_from_one_process(
         one, two = facts(folder)
 
     assert one["parent"] == two["parent"] != os.getpid()
+
+
+@pytest.mark.long
+async def test_jobs_are_forked_from_one_process(harness: Harness, folder: Path) -> None:
+    """Each job imports the store itself, and has a warm process for its workers."""
+    clauses = ["append.returns-version", "append.keeps-order", "kill.writes-survive"]
+    report = await certify(harness, clauses=clauses, jobs=2, rounds=0.2)
+    assert [one.status for one in report.outcomes[:2]] == ["passed", "passed"]
+    (folder / str(os.getpid())).unlink()
+    found = facts(folder)
+    # The process that started the jobs, and the one that started the worker.
+    assert len({one["parent"] for one in found}) == 2
+    assert os.getpid() not in {one["parent"] for one in found}
+    assert len({one["token"] for one in found}) == len(found)
 
 
 async def test_a_worker_has_the_folder_and_the_environment_of_its_start(
