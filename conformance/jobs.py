@@ -28,15 +28,18 @@ __all__ = ["main", "may_run_beside", "run_in_jobs"]
 TOLD = ("status", "seconds", "reason", "expected", "seen", "where", "trace")
 """The fields of an outcome that a job process prints."""
 
+MEASURE = ("bounded.append-bytes", "bounded.load-beside-huge")
+"""The other clauses of the level count what happens in their own process."""
+
 
 def may_run_beside(clause: Clause, harness: Harness) -> bool:
     """Return whether other clauses may use the store at the same time.
 
-    Not those that kill, pause or start a server, or that measure what an operation
-    costs or how many clients a server has.
+    Not those that kill, pause or start a server, or that measure the time of an
+    operation, what it writes, or how many clients a server has.
     """
     counts_clients = type(harness).connections is not Harness.connections
-    measures = clause.subject == "bounded" or (
+    measures = clause.id in MEASURE or (
         clause.id == "cancel.leaves-nothing-open" and counts_clients
     )
     starts = clause.level is Level.POWERLOSS and harness.lacks("server") is None
