@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -37,10 +37,6 @@ TRACED = (
 )
 """The calls to record; strace skips names that the machine does not have."""
 
-_STARTS = re.compile(rf"\b(?:{'|'.join(STARTS)})(?:\(| resumed)")
-_HEAD = 200
-"""Characters of a line among which the name of the call is."""
-
 _LINE = re.compile(r"(\d+) +(?:<\.\.\. (\w+) resumed>)?(.*)", re.DOTALL)
 _RESULT = re.compile(r"\)\s+= (-?\w+)(?:<([^>]*)>)?")
 _UNFINISHED = " <unfinished ...>"
@@ -48,7 +44,7 @@ _DESCRIPTOR = re.compile(r"(AT_FDCWD|-?\d+)(?:<([^>]*)>)?(\(deleted\))?")
 _TEXT = re.compile(r'"([^"]*)"(\.\.\.)?')
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """A system call that succeeded, or a sync that failed.
 
@@ -66,7 +62,7 @@ class Call:
     parent: int = 0
     cwd: str = ""
 
-    @property
+    @cached_property
     def fields(self) -> list[str]:
         """The arguments, without those that contain commas."""
         return self.arguments.split(", ")
@@ -122,26 +118,26 @@ def calls(lines: Sequence[str], cwd: str) -> Iterator[Call]:
 
     ``cwd`` is the current folder of the first process.
     """
+    found = [*_calls(lines)]
     # First of all, because a process may appear before the call that starts it ends.
     starts = {
         call.result: _Start(thread, "CLONE_FILES" in call.arguments)
-        for thread, call in _calls(
-            line for line in lines if _STARTS.search(line, 0, _HEAD)
-        )
+        for thread, call in found
+        if call.name in STARTS
     }
     folders: dict[int, str] = {}
 
-    for thread, call in _calls(lines):
+    for thread, call in found:
         process = _process(thread, starts)
         parent = _process(starts[process].parent, starts) if process in starts else 0
         folder = folders.setdefault(process, folders.get(parent, cwd))
-        found = replace(call, process=process, parent=parent, cwd=folder)
+        call.process, call.parent, call.cwd = process, parent, folder
 
         if call.name in MOVES:
             is_path = call.name == "chdir"
-            folders[process] = found.path() if is_path else found.descriptor()[1]
+            folders[process] = call.path() if is_path else call.descriptor()[1]
         elif call.name not in STARTS:
-            yield found
+            yield call
 
 
 def _process(thread: int, starts: dict[int, _Start]) -> int:
@@ -201,4 +197,5 @@ def _call(text: str, began: int) -> Call | None:
 
 
 def _decoded(text: str) -> bytes:
-    return bytes.fromhex(text.replace("\\x", ""))
+    # Several times as fast as bytes.fromhex without the "\\x": a trace has megabytes.
+    return text.encode("ascii").decode("unicode_escape").encode("latin-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -360,9 +361,11 @@ class Trial:
         Raises `Failure` where those are not the acknowledged ones.
         """
         steps = []
+        seen = await asyncio.gather(
+            *(script.observe(cp, client, self.abilities) for client in self.clients)
+        )
 
-        for number, client in enumerate(self.clients):
-            found = await script.observe(cp, client, self.abilities)
+        for number, (client, found) in enumerate(zip(self.clients, seen, strict=True)):
             least, most = progress.least[number], progress.most[number]
             expected = self.expected[number]
             allowed = expected[least : most + 1]
