@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
@@ -34,7 +34,7 @@ AWAITS = (1, 1, 2, 2, 3, 5)
 """The await at which a write is cancelled. It often waits once: for its place."""
 
 LATE = 0.6
-"""Seconds after the last look, in which nothing may change any more."""
+"""Seconds between the two looks, in which nothing may change any more."""
 
 
 async def _do(cp: Store, write: Write, place: Place) -> None:
@@ -75,26 +75,34 @@ async def _cancel(cp: Store, way: tuple[Write, int, float], place: Place) -> Non
         await cancelled_after(_do(cp, write, place), seconds)
 
 
-Seen = list[tuple[Write, Place, dict[str, Any]]]
+class _Look(NamedTuple):
+    """What a look at the place of a cancelled write has found, and when."""
+
+    write: Write
+    place: Place
+    found: dict[str, Any]
+    at: float
 
 
-async def _check_later(cp: Store, seen: Seen) -> None:
-    """Look again, after a time: nothing has changed since the first look."""
-    await asyncio.sleep(LATE)
+async def _check_later(cp: Store, looks: list[_Look]) -> None:
+    """Look again, each time after `LATE`: nothing has changed since the first look."""
+    for start in range(0, len(looks), AT_ONCE):
+        some = looks[start : start + AT_ONCE]
+        await asyncio.sleep(some[-1].at + LATE - time.monotonic())
+        found = await asyncio.gather(
+            *(state(cp, look.place, look.write.at) for look in some)
+        )
 
-    for start in range(0, len(seen), AT_ONCE):
-        some = seen[start : start + AT_ONCE]
-        found = await asyncio.gather(*(state(cp, at, one.at) for one, at, _ in some))
-
-        for later, (write, _, first) in zip(found, some, strict=True):
-            check_equal(later, first, f"{write.name}, some time after it was cancelled")
+        for later, look in zip(found, some, strict=True):
+            where = f"{look.write.name}, some time after it was cancelled"
+            check_equal(later, look.found, where)
 
 
 @clause("cancel.write-is-decided", level=CONCURRENT, deadline=60)
 async def write_is_decided(case: Case) -> None:
     """A cancelled write is whole, and every later look of its handle sees its end."""
     cp = case.cp
-    seen: Seen = []
+    looks: list[_Look] = []
 
     async def one(way: tuple[Write, int, float]) -> None:
         write = way[0]
@@ -102,20 +110,20 @@ async def write_is_decided(case: Case) -> None:
         await _cancel(cp, way, place)
         found = await state(cp, place, write.at, case.random)
         await tell_outcome(write, found, "cancelled")
-        seen.append((write, place, found))
+        looks.append(_Look(write, place, found, time.monotonic()))
 
     ways = await _ways(case, cp)
 
     for start in range(0, len(ways), AT_ONCE):
         await asyncio.gather(*map(one, ways[start : start + AT_ONCE]))
 
-    await _check_later(cp, seen)
+    await _check_later(cp, looks)
 
 
 @clause("cancel.close-waits", "handles", level=CONCURRENT, deadline=60)
 async def close_waits(case: Case) -> None:
     """When a handle is closed, every write that was cancelled on it is decided."""
-    seen: Seen = []
+    looks: list[_Look] = []
     ways = await _ways(case, case.cp)
 
     for start in range(0, len(ways), AT_ONCE):
@@ -140,8 +148,10 @@ async def close_waits(case: Case) -> None:
             )
         )
 
+        looked = time.monotonic()
+
         for (write, _, _), place, first in zip(some, places, found, strict=True):
             await tell_outcome(write, first, "cancelled before the close")
-            seen.append((write, place, first))
+            looks.append(_Look(write, place, first, looked))
 
-    await _check_later(case.cp, seen)
+    await _check_later(case.cp, looks)
