@@ -34,6 +34,7 @@ from contextlib import suppress
 from typing import Protocol, cast
 
 from conformance.failure import Failure
+from cpkit.registry import driver_names
 
 __all__ = ["Started", "close_server", "fork_own_server", "main", "start_worker"]
 
@@ -272,6 +273,7 @@ def main() -> None:
     for name in (*PROGRAMS, "powerloss.script"):
         importlib.import_module(f"conformance.{name}")
 
+    driver_names()  # kept: a worker would read the list of every package again
     control = socket.socket(fileno=0)
 
     while True:

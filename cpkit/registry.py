@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from difflib import get_close_matches
@@ -234,7 +235,7 @@ def _parse(url: str | None, options: dict[str, Any]) -> _Parsed:
 
 def driver_names() -> list[str]:
     """Return the schemes that the installed packages offer, sorted."""
-    return sorted(entry_points(group=GROUP).names)
+    return sorted(_offered(tuple(sys.path)))
 
 
 def redacted(url: str) -> str:
@@ -294,11 +295,24 @@ def _find_driver(scheme: str) -> type[StoreDriver] | type[Driver]:
     return driver
 
 
-@cache  # what is not found is not kept; finding reads every installed package's list
-def _find_entry_point(scheme: str) -> EntryPoint:
-    found: tuple[EntryPoint, ...] = tuple(entry_points(group=GROUP, name=scheme))
+@cache
+def _offered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Return the drivers by scheme; this reads every installed package's list."""
+    found: dict[str, EntryPoint] = {}
 
-    if not found:
+    for entry in entry_points(group=GROUP):
+        found.setdefault(entry.name, entry)
+
+    return found
+
+
+def _find_entry_point(scheme: str) -> EntryPoint:
+    if scheme not in _offered(tuple(sys.path)):
+        _offered.cache_clear()  # its package may have been installed just now
+
+    found = _offered(tuple(sys.path)).get(scheme)
+
+    if found is None:
         base, plus, client = scheme.partition("+")
 
         if plus and base in driver_names():
@@ -310,7 +324,7 @@ def _find_entry_point(scheme: str) -> EntryPoint:
 
         raise InvalidURL(f"no driver for {scheme!r}; {advice}")
 
-    return found[0]
+    return found
 
 
 def _with_scheme(url: str) -> str:
