@@ -22,6 +22,7 @@ next worker. The exit code of a worker that it had forked is lost: `wait` raises
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import signal
@@ -286,6 +287,8 @@ def main() -> None:
             answer = os.waitstatus_to_exitcode(os.waitpid(int(what), 0)[1])
         elif request == "fork":
             program = importlib.import_module(f"conformance.{what}")
+            # Else a worker visits, and so copies, all of this when it ends.
+            gc.freeze()
             answer = os.fork()
 
             if answer == 0:
