@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(
 def _limit(item: pytest.Item) -> float:
     """Return the seconds that a test may take, or 0 if it has the usual limit."""
     marker = item.get_closest_marker("timeout")
-    return 0 if marker is None else float(marker.args[0])
+    return float(marker.args[0]) if marker else 0
 
 
 def pytest_collection_finish() -> None:

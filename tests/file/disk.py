@@ -146,9 +146,9 @@ class Crash:
                 yield f"{above}{name}", None
                 yield from self._tree(f"{above}{name}/", what, state)
             else:
-                content = state.files.get(what)
-                lost = self._synced("files", what)
-                yield f"{above}{name}", lost if content is None else content
+                # A file that was removed has only what was synced of it.
+                content = state.files.get(what, self._synced("files", what))
+                yield f"{above}{name}", content
 
 
 class Disk:
