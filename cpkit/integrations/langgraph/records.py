@@ -55,15 +55,7 @@ from cpkit.errors import CorruptThread
 from cpkit.integrations.langgraph.names import PLAIN
 from cpkit.integrations.langgraph.values import value_of
 
-__all__ = [
-    "Namespace",
-    "Record",
-    "Stored",
-    "View",
-    "Write",
-    "new_thread",
-    "weight_of",
-]
+__all__ = ["Namespace", "Record", "Stored", "View", "Write", "new_thread", "weight_of"]
 
 Record: TypeAlias = dict[str, Any]
 
@@ -227,10 +219,8 @@ class View:
         if not checkpoint_id:
             return next(space.visible(), None)
 
-        if checkpoint_id in space.hidden:
-            return None
-
-        return space.checkpoints.get(checkpoint_id)
+        hidden = checkpoint_id in space.hidden
+        return None if hidden else space.checkpoints.get(checkpoint_id)
 
     def complete(self, ns: str, checkpoint_id: str | None) -> Stored | None:
         """Return this checkpoint if the view has all that it needs, hidden or not."""

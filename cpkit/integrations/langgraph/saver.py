@@ -150,11 +150,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         await self._bridge.go(self._upkeep.delete_runs(run_ids))
 
     async def acopy_thread(
-        self,
-        source_thread_id: str,
-        target_thread_id: str,
-        *,
-        last: int | None = None,
+        self, source_thread_id: str, target_thread_id: str, *, last: int | None = None
     ) -> None:
         """Append all records of a thread to another thread, some at a time.
 
@@ -231,11 +227,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         self._bridge.wait(self._upkeep.delete_runs(run_ids))
 
     def copy_thread(
-        self,
-        source_thread_id: str,
-        target_thread_id: str,
-        *,
-        last: int | None = None,
+        self, source_thread_id: str, target_thread_id: str, *, last: int | None = None
     ) -> None:
         self._bridge.wait(self._upkeep.copy(source_thread_id, target_thread_id, last))
 
