@@ -222,7 +222,7 @@ FROM (SELECT) AS one LEFT JOIN seen ON true
 # Erases the calls of thread $1 with an outcome from before $2, if the thread is at
 # version $3 (NULL: any). Returns the version, and how many it erased. It locks the
 # thread's row only if there is something to erase.
-ERASE_CALLS = """
+ERASE_ENDED_CALLS = """
 WITH seen AS (
     SELECT version FROM {schema}.threads AS t
     WHERE thread_id = $1 AND EXISTS (
@@ -244,7 +244,7 @@ SELECT coalesce((SELECT version FROM seen),
 # number of an attempt would count calls that are gone, or not count restored ones.
 LOCK_CALLS = "LOCK TABLE {schema}.calls IN SHARE ROW EXCLUSIVE MODE"
 
-ATTEMPTS = """
+CALLS_OF_KEYS = """
 SELECT {call} FROM {schema}.calls AS c
 WHERE c.idempotency_key = ANY ($1::text[]) ORDER BY c.attempt
 """

@@ -194,7 +194,7 @@ class PostgresStore:
         chains: list[tuple[set[object], list[Placed]]] = []
 
         if keys and len(keys) < len(writes):
-            attempts = await self._connections.fetch(queries.ATTEMPTS, keys)
+            attempts = await self._connections.fetch(queries.CALLS_OF_KEYS, keys)
 
         for place, write in writes:
             names: set[object] = {write.thread_id}
@@ -481,7 +481,7 @@ async def _trim(fetch: Fetch, write: Trim) -> Outcome:
 async def _erase_calls(fetch: Fetch, write: EraseCalls) -> Outcome:
     before = _clamped(write.before)
     expected = write.expected_version
-    rows = await fetch(queries.ERASE_CALLS, write.thread_id, before, expected)
+    rows = await fetch(queries.ERASE_ENDED_CALLS, write.thread_id, before, expected)
     version, erased = rows[0]
     return erased if expected in (None, version) else Conflict(version)
 
@@ -495,7 +495,7 @@ async def _restore(fetch: Fetch, write: Restore) -> Outcome:
     if rows or await fetch(queries.CALLS, thread_id):
         return Conflict(rows[0][0] if rows else 0)
 
-    attempts = [*map(StoredCall._make, await fetch(queries.ATTEMPTS, keys))]
+    attempts = [*map(StoredCall._make, await fetch(queries.CALLS_OF_KEYS, keys))]
 
     for key, call in zip(keys, calls, strict=True):
         others = [other for other in attempts if other.idempotency_key == key]

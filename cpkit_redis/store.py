@@ -122,7 +122,7 @@ class RedisStore:
         self._base = base_of(options.prefix)
         # What the key ``schema`` must hold; read when the store opens.
         self._schema = b""
-        self._look = (b"GET", self._base + b"schema")
+        self._read_schema = (b"GET", self._base + b"schema")
         self._server, address = self._connect(where, options)
         self.name = f"{address}{'&' if '?' in address else '?'}prefix={options.prefix}"
         self.timeout = options.timeout
@@ -149,7 +149,7 @@ class RedisStore:
 
         try:
             async with asyncio.timeout(options.connect_timeout):
-                found, info = await store._server.ask(store._look, (b"INFO",))
+                found, info = await store._server.ask(store._read_schema, (b"INFO",))
         except (StoreFailure, TimeoutError):
             return None
         finally:
@@ -166,7 +166,7 @@ class RedisStore:
         names = (*SETTINGS, *_LIMITS)
         settings = ((b"CONFIG", b"GET", name.encode()) for name in names)
         found, answer, *answers = await self._server.ask(
-            self._look, (b"INFO",), *settings
+            self._read_schema, (b"INFO",), *settings
         )
         info = _info(answer)
         config: dict[str, str] = {}
@@ -365,14 +365,14 @@ class RedisStore:
         ask = self._ask_together if together else self._server.ask
 
         while True:
-            *answers, again, schema = await ask(*commands, self._look)
+            *answers, again, schema = await ask(*commands, self._read_schema)
 
             for answer in (*answers, again, schema):
                 if type(answer) not in _ANSWERS:
                     raise refusal(answer, thread_id) from answer
 
             if schema != self._schema:
-                key = self._look[1].decode(errors="replace")
+                key = self._read_schema[1].decode(errors="replace")
                 raise failure(f"VANISHED {key} is not what it was")
 
             if answers[0] == again:

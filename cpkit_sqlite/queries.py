@@ -99,8 +99,8 @@ RESOLVE_CALL = """
 UPDATE cpkit_calls SET status = ?, result = CAST(? AS TEXT), resolved_at = ?
 WHERE thread_id = ? AND call_id = ?
 """
-ERASE_CALLS = """
+ERASE_ALL_CALLS = """
 UPDATE cpkit_calls SET args = '{}', result = NULL, erased = 1 WHERE thread_id = ?
 """
-ERASE_ENDED_CALLS = f"{ERASE_CALLS} AND resolved_at < ? AND NOT erased"
+ERASE_ENDED_CALLS = f"{ERASE_ALL_CALLS} AND resolved_at < ? AND NOT erased"
 DELETE_CALLS = "DELETE FROM cpkit_calls WHERE thread_id = ?"

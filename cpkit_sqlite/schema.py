@@ -127,7 +127,7 @@ class File:
         """
         if self.path != IN_MEMORY:
             _open.append((self.path, os.getpid()))
-            self._names, self._written_at, _, _ = self._look()
+            self._names, self._written_at, _, _ = self._identity()
 
     def closed(self) -> None:
         if self._names:
@@ -145,7 +145,7 @@ class File:
         if not self._names:
             return 0
 
-        names, written_at, changed_at, log_bytes = self._look()
+        names, written_at, changed_at, log_bytes = self._identity()
 
         if names == self._names:
             # Without a log the file is read without locks, so nothing may write it.
@@ -158,7 +158,7 @@ class File:
         reason = "the file or its -wal file was moved, deleted, replaced or overwritten"
         raise StoreFailure("rejected", f"{reason}: open the store again")
 
-    def _look(self) -> tuple[tuple[int, ...], int, int, int]:
+    def _identity(self) -> tuple[tuple[int, ...], int, int, int]:
         """Return the names' inodes, the times of the file, and the bytes of the log."""
         try:
             file = os.stat(self.path)

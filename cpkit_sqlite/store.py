@@ -437,7 +437,7 @@ def _erase(db: _DB, write: Erase, now: int, heads: _Heads) -> Outcome:
     if write.expected_version not in (None, version):
         return Conflict(version)
 
-    calls = queries.DELETE_CALLS if write.forget_keys else queries.ERASE_CALLS
+    calls = queries.DELETE_CALLS if write.forget_keys else queries.ERASE_ALL_CALLS
     db.execute(queries.DELETE_MESSAGES, (number << 32, (number + 1) << 32))
     db.execute(queries.DELETE_EXTRA, (number,))
     db.execute(queries.DELETE_THREAD, (number,))

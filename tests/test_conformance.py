@@ -95,7 +95,7 @@ def postgres() -> Iterator[Harness]:
         return
 
     with server:
-        # Each connection prepares its statements anew.
+        # Each connection prepares its statements again.
         url = f"{server.url}?connect_timeout=3&pool_size=3"
         yield PostgresHarness(url, server)
 

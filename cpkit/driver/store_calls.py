@@ -158,7 +158,7 @@ class StoreCalls:
 
         # A timer that is set fires no later than this: it is for an older call.
         if self._timer is None:
-            self._timer = loop.call_at(at, self._look, timeout)
+            self._timer = loop.call_at(at, self._end_late, timeout)
 
         return deadline
 
@@ -169,7 +169,7 @@ class StoreCalls:
         if deadline.is_over:
             deadline.task.uncancel()
 
-    def _look(self, timeout: float) -> None:
+    def _end_late(self, timeout: float) -> None:
         """Cancel the calls that are late; set the timer for the next one."""
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -189,7 +189,7 @@ class StoreCalls:
                 deadline.on_stuck(StoreFailure("unknown", reason))
 
         ends = [one.at for one in self._running]
-        self._timer = loop.call_at(min(ends), self._look, timeout) if ends else None
+        self._timer = loop.call_at(min(ends), self._end_late, timeout) if ends else None
 
     def error(self, failure: Exception, *, is_write: bool) -> CheckpointerError:
         """Return the contract's error; callers of one batch do not share an object."""

@@ -75,14 +75,16 @@ class ConversationStore(theirs.ConversationStore):
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
         """Return the record of a conversation, or ``None``."""
-        return self._record(await self._look(conversation_thread(conversation_id)))
+        return self._record(
+            await self._load_extra(conversation_thread(conversation_id))
+        )
 
     async def read_records(
         self, *, scope: str | None = None, limit: int | None = None
     ) -> Sequence[ConversationRecord]:
         """Return the records, or those of the scope, the last saved first."""
         threads = await self._threads()
-        found = map(self._record, await gather_limited(self._look, threads))
+        found = map(self._record, await gather_limited(self._load_extra, threads))
         records = [
             one for one in found if one and (scope is None or one.scope == scope)
         ]
@@ -100,7 +102,7 @@ class ConversationStore(theirs.ConversationStore):
         thread_id = conversation_thread(record.conversation_id)
 
         while True:
-            data = await self._look(thread_id)
+            data = await self._load_extra(thread_id)
             self._check(data, record.conversation_id, expected_revision)
             version = 0 if data is None else data.version
             new = {e.id: (thread_id, version + n) for n, e in enumerate(new_entries)}
@@ -141,7 +143,7 @@ class ConversationStore(theirs.ConversationStore):
         thread_id = conversation_thread(conversation_id)
 
         while True:
-            data = await self._look(thread_id)
+            data = await self._load_extra(thread_id)
             self._check(data, conversation_id, expected_revision)
 
             if data is None:
@@ -254,7 +256,7 @@ class ConversationStore(theirs.ConversationStore):
         thread_id, position = place
 
         while True:
-            data = await self._look(thread_id)
+            data = await self._load_extra(thread_id)
 
             if data is None:
                 raise KeyError(entry_id)
@@ -291,7 +293,7 @@ class ConversationStore(theirs.ConversationStore):
         pages = thread_pages(self._cp, prefix=_PREFIX)
         return [info.thread_id async for page in pages for info in page]
 
-    async def _look(self, thread_id: str) -> CheckpointData[Any] | None:
+    async def _load_extra(self, thread_id: str) -> CheckpointData[Any] | None:
         """Return a thread with its extra, without messages."""
         return await load_range(self._cp, thread_id, stop=0)
 
