@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from collections import Counter
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,13 +17,8 @@ from cpkit.runs.threads import RUNS
 from cpkit.worker import submit
 from tests.effects.payer import lines, main
 from tests.effects.shop import until
+from tests.processes import FORKS
 from tests.stores import SHARED, fresh_url
-
-# A fork of a process that has imported all starts in a tenth of the time.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [main.__module__, "cpkit_file", "cpkit_postgres", "cpkit_redis", "cpkit_sqlite"]
-)
 
 
 @pytest.fixture(params=SHARED)
