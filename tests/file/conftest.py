@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,13 +27,24 @@ def open_files(folder: Path) -> list[str]:
     return [name for name in found if name.startswith(f"{folder}/")]
 
 
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory, if there is one, for tests that make many folders."""
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+def memory() -> str | None:
+    """Return a folder in memory with enough room, if there is one."""
+    place = "/dev/shm"
+    has_room = os.path.isdir(place) and shutil.disk_usage(place).free > 1 << 30
+    return place if has_room else None
 
-    with tempfile.TemporaryDirectory(prefix="cpkit-", dir=place) as name:
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory: a new store has 256 registers, which take a disk long."""
+    with tempfile.TemporaryDirectory(prefix="cpkit-", dir=memory()) as name:
         yield Path(name)
+
+
+@pytest.fixture
+def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same on a disk: a store in memory warns, and promises less."""
+    return tmp_path_factory.mktemp("disk") / "store"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Crash", "Disk", "Tree", "make_tree", "torn_states"]
+__all__ = ["Crash", "Disk", "Tree", "make_tree", "torn_states", "tree_of"]
 
 Entry = tuple[str, int]
 """``("file", inode)`` or ``("dir", inode)``."""
@@ -31,14 +31,45 @@ Tree = tuple[tuple[str, bytes | None], ...]
 
 
 def make_tree(folder: Path, tree: Tree) -> None:
-    """Make the folder with what is below it."""
-    folder.mkdir(mode=0o700)
+    """Let the folder have this below it, and nothing else.
+
+    Empty files that are there stay: a store has 256, and most are never written.
+    """
+    wanted = dict(tree)
+
+    for path, content in reversed(tree_of(folder)):
+        if content is None:
+            if path not in wanted:
+                os.rmdir(f"{folder}/{path}")
+        elif content or path not in wanted:
+            os.unlink(f"{folder}/{path}")
+
+    folder.mkdir(mode=0o700, exist_ok=True)
 
     for path, content in tree:
+        place = folder / path
+
         if content is None:
-            (folder / path).mkdir(mode=0o700)
-        else:
-            (folder / path).write_bytes(content)
+            place.mkdir(mode=0o700, exist_ok=True)
+        elif content or not place.exists():
+            place.write_bytes(content)
+
+
+def tree_of(folder: Path) -> Tree:
+    """Return what is below the folder."""
+    found: list[tuple[str, bytes | None]] = []
+
+    for above, folders, files in os.walk(folder):
+        place = os.path.relpath(above, folder)
+        prefix = "" if place == "." else f"{place}/"
+        found += [(f"{prefix}{name}", None) for name in folders]
+
+        for name in files:
+            path = f"{above}/{name}"
+            content = Path(path).read_bytes() if os.stat(path).st_size else b""
+            found.append((f"{prefix}{name}", content))
+
+    return tuple(found)
 
 
 def torn_states(before: bytes, after: bytes, sector: int = 512) -> Iterator[bytes]:
@@ -161,6 +192,7 @@ class Disk:
         self._synced = Snapshot()
         # Kept open, so that no inode's number is used again.
         self._held: dict[int, int] = {}
+        self._open = os.open
 
     def __enter__(self) -> Disk:
         self._synced = self._look()
@@ -234,31 +266,31 @@ class Disk:
 
     def _look(self) -> Snapshot:
         seen = Snapshot()
-        pending = [self.folder]
+        pending = [str(self.folder)]
 
         while pending:
             directory = pending.pop()
             entries: dict[str, Entry] = {}
 
-            for path in directory.iterdir():
-                inode = path.lstat().st_ino
+            for one in os.scandir(directory):
+                inode = one.inode()
 
-                if path.is_dir():
-                    entries[path.name] = ("dir", inode)
-                    pending.append(path)
+                if one.is_dir():
+                    entries[one.name] = ("dir", inode)
+                    pending.append(one.path)
                 else:
-                    entries[path.name] = ("file", inode)
+                    entries[one.name] = ("file", inode)
 
                     if inode not in seen.files:
-                        seen.files[inode] = self._content(path, inode)
+                        seen.files[inode] = self._content(one.path, inode)
 
-            seen.directories[directory.stat().st_ino] = entries
+            seen.directories[os.stat(directory).st_ino] = entries
 
         return seen
 
-    def _content(self, path: Path, inode: int) -> bytes:
-        with path.open("rb") as file:
-            if inode not in self._held:
-                self._held[inode] = os.dup(file.fileno())
+    def _content(self, path: str, inode: int) -> bytes:
+        if inode not in self._held:
+            self._held[inode] = self._open(path, os.O_RDONLY)
 
-            return file.read()
+        fd = self._held[inode]
+        return os.pread(fd, os.fstat(fd).st_size, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,18 +227,16 @@ class Outcomes:
                 self._found[tree] = await state_of(cp)
                 await check_goes_on(cp, self._found[tree])
 
-            shutil.rmtree(folder)
-
         return self._found[tree]
 
 
 @pytest.mark.parametrize("name", sweep(SCENARIOS, QUICK))
 async def test_a_crash_leaves_the_old_state_or_the_new_one(
-    memory: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """After the acknowledgement it leaves the new one."""
     before, step = SCENARIOS[name]
-    home = memory / "store"
+    home = tmp_path / "store"
     home.mkdir()
 
     async with Store(home) as cp:
@@ -257,7 +254,7 @@ async def test_a_crash_leaves_the_old_state_or_the_new_one(
 
     assert acknowledged > 1 or old == new, "the disk saw nothing"
 
-    outcomes = Outcomes(memory)
+    outcomes = Outcomes(tmp_path)
 
     for number, crash in enumerate(disk.crashes):
         for tree in crash.outcomes():
@@ -269,10 +266,10 @@ async def test_a_crash_leaves_the_old_state_or_the_new_one(
 
 @pytest.mark.parametrize("calls", [True, False])
 async def test_a_repeated_deletion_is_on_disk_when_it_is_answered(
-    memory: Path, monkeypatch: pytest.MonkeyPatch, calls: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: bool
 ) -> None:
     """Also if a killed process removed the log, and did not get to the sync."""
-    home = memory / "store"
+    home = tmp_path / "store"
 
     def killed(path: str) -> None:
         raise OSError("killed")
@@ -293,7 +290,7 @@ async def test_a_repeated_deletion_is_on_disk_when_it_is_answered(
             await delete(second)
             disk.end()
 
-    outcomes = Outcomes(memory)
+    outcomes = Outcomes(tmp_path)
 
     for tree in disk.crashes[-1].outcomes():
         assert (await outcomes.found(tree)).messages is None
@@ -301,10 +298,10 @@ async def test_a_repeated_deletion_is_on_disk_when_it_is_answered(
 
 @pytest.mark.long
 async def test_a_crash_at_the_first_opening_leaves_a_folder_that_opens(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next process completes the opening."""
-    home = memory / "home"
+    home = tmp_path / "home"
     home.mkdir()
 
     with Disk(home, monkeypatch) as disk:
@@ -316,7 +313,7 @@ async def test_a_crash_at_the_first_opening_leaves_a_folder_that_opens(
 
         disk.end()
 
-    outcomes = Outcomes(memory, "new/store")
+    outcomes = Outcomes(tmp_path, "new/store")
 
     for number, crash in enumerate(disk.crashes):
         for tree in crash.outcomes():

@@ -154,12 +154,12 @@ async def test_a_relative_path_is_resolved_when_the_store_opens(
 # Promises
 
 
-async def test_durability_is_stated_as_facts(home: Path) -> None:
+async def test_durability_is_stated_as_facts(on_disk: Path) -> None:
     """A level, and what it rests on: the sync and the file system."""
-    async with Store(home) as cp:
+    async with Store(on_disk) as cp:
         durability = cp.durability
 
-    system = await asyncio.to_thread(file_system, str(home))
+    system = await asyncio.to_thread(file_system, str(on_disk))
     assert durability.survives is system.survives
     assert durability.settings == {"sync": "fdatasync", "file_system": system.type}
     assert tuple(durability.advice) == system.advice
@@ -576,7 +576,7 @@ async def test_a_refused_write_leaves_no_file(home: Path) -> None:
 
 
 def test_a_handle_that_is_not_closed_does_not_keep_the_process_alive(
-    home: Path,
+    on_disk: Path,
 ) -> None:
     """The interpreter ends although worker threads are waiting for work."""
     script = f"""
@@ -584,7 +584,7 @@ import asyncio
 from cpkit_file import FileCheckpointer
 
 async def main():
-    cp = await FileCheckpointer({str(home)!r}).__aenter__()
+    cp = await FileCheckpointer({str(on_disk)!r}).__aenter__()
     print(await cp.append("t", [{{}}]))
 
 asyncio.run(main())

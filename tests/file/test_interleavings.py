@@ -385,10 +385,10 @@ def check_orders(
 
 
 @pytest.fixture
-def place(memory: Path) -> Iterator[Path]:
+def place(tmp_path: Path) -> Iterator[Path]:
     """The store's folder, in which operations stop before system calls."""
     with patched():
-        yield memory
+        yield tmp_path
 
 
 QUICK = [
@@ -450,12 +450,12 @@ def test_three_operations_overlap(
 
 
 def test_a_new_file_has_the_number_of_a_removed_one(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that waited for the lock of a removed log does not write there."""
-    home = Home(memory, STARTS["an empty log"])
+    home = Home(tmp_path, STARTS["an empty log"])
     folder = home.folder()
-    log, other = memory / "threads" / log_name("t"), memory / "other"
+    log, other = tmp_path / "threads" / log_name("t"), tmp_path / "other"
     os.link(log, other)
     on_files(folder, Erase("t", False))  # it has seen the number, and removed the name
     lock = schema.lock

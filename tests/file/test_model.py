@@ -24,7 +24,7 @@ class _OneByOne(FileStore):
 @pytest.mark.filterwarnings("ignore:.*is in memory")
 @pytest.mark.parametrize("seed", sweep(range(20), range(2)))
 async def test_every_outcome_is_that_of_the_store_in_memory(
-    memory: Path, seed: int
+    tmp_path: Path, seed: int
 ) -> None:
     """Random writes give equal outcomes, and leave equal states."""
-    await check_outcomes(_OneByOne(str(memory)), seed)
+    await check_outcomes(_OneByOne(str(tmp_path)), seed)
