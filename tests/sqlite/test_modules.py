@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from cpkit import ToolCall
 from cpkit.driver import StoreFailure
-from cpkit_sqlite import SQLiteCheckpointer
 from cpkit_sqlite.errors import failure
+from tests.sqlite.inside import use
 
 
 class Traced:
@@ -31,19 +30,6 @@ class Traced:
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._connection, name, value)
-
-
-async def use(path: str) -> None:
-    async with SQLiteCheckpointer[Any](path) as cp:
-        assert await cp.append("t", [{"n": 1}, {"n": 2}], extra={"k": 1}) == 2
-        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
-        await cp.record_result("t", "c", 7)
-        found = await cp.find_completed("key")
-        assert found is not None
-        assert found.result == 7
-        data = await cp.load("t")
-        assert data is not None
-        assert (data.messages, data.extra) == ([{"n": 1}, {"n": 2}], {"k": 1})
 
 
 async def test_it_opens_under_a_tracer(
@@ -80,7 +66,7 @@ BEGIN = """
 import asyncio, sqlite3, sys
 
 from cpkit_sqlite import SQLiteCheckpointer
-from tests.sqlite.test_modules import use
+from tests.sqlite.inside import use
 
 async def share(path):
     async with SQLiteCheckpointer(path) as cp, SQLiteCheckpointer(path) as other:
@@ -128,7 +114,7 @@ for name in names.split():
 sys.modules["sqlite3"] = other
 
 import asyncio
-from tests.sqlite.test_modules import use
+from tests.sqlite.inside import use
 import cpkit_sqlite.store
 
 assert cpkit_sqlite.store.sqlite3 is other
