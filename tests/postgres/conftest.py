@@ -34,18 +34,22 @@ async def raw() -> AsyncIterator[asyncpg.Connection]:
 
 
 @pytest.fixture
-async def url(schema: str, raw: asyncpg.Connection) -> AsyncIterator[str]:
-    """The URL of a store that does not exist; it is removed after the test."""
-    yield shared_postgres(schema=schema)
-    await raw.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+def url(schema: str) -> str:
+    """The URL of a store that does not exist."""
+    return shared_postgres(schema=schema, pool_size="3")
 
 
 @pytest.fixture
-def store(url: str, schema: str) -> MakeStore:
+def store(schema: str) -> MakeStore:
     """Return unopened handles of that store."""
 
     def make(where: Any = None, **options: Any) -> PostgresCheckpointer[Any]:
         options.setdefault("schema", schema)
+
+        if where is None:
+            # Each new connection takes the server as long as ten statements.
+            options.setdefault("pool_size", 3)
+
         return PostgresCheckpointer(where or shared_postgres(), **options)
 
     return make

@@ -31,8 +31,9 @@ OPERATIONS: list[Callable[[Store, int], Coroutine[Any, Any, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("hundreds", sweep([2, 6], [2]))
 async def test_hundreds_of_cancelled_operations(
-    store: MakeStore, raw: asyncpg.Connection
+    store: MakeStore, raw: asyncpg.Connection, hundreds: int
 ) -> None:
     """Each is applied wholly or not at all, and no connection is lost or left over."""
     order = random.Random(7)
@@ -42,7 +43,7 @@ async def test_hundreds_of_cancelled_operations(
     async with store(where, pool_size=3) as cp:
         await cp.record_issued("t", ToolCall("given", "x", {}, "given"))
 
-        for _ in range(6):
+        for _ in range(hundreds):
             tasks = [
                 asyncio.create_task(
                     order.choice(OPERATIONS)(cp, order.randrange(10**9))

@@ -26,6 +26,7 @@ from tests.postgres.conftest import MakeStore
 from tests.processes import Workers
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import PostgresServer, shared_postgres
+from tests.sweeps import sweep
 
 Store = PostgresCheckpointer[Any]
 
@@ -57,7 +58,8 @@ async def test_one_connection_is_enough(store: MakeStore) -> None:
         assert len(await cp.list_threads()) == 50
 
 
-async def test_no_deadlock(server: PostgresServer, schema: str) -> None:
+@pytest.mark.parametrize("turns", sweep([3, 8], [3]))
+async def test_no_deadlock(server: PostgresServer, schema: str, turns: int) -> None:
     """Two handles write the same threads and keys, each in another order.
 
     The server counts the deadlocks that it had to break.
@@ -70,7 +72,7 @@ async def test_no_deadlock(server: PostgresServer, schema: str) -> None:
     async def rounds(cp: Store, name: str, seed: int) -> None:
         order = random.Random(seed)
 
-        for turn in range(8):
+        for turn in range(turns):
             mine = order.sample(threads, len(threads))
             calls = [ToolCall(f"{name} {turn} {t}", "x", {}, f"key {t}") for t in mine]
             await asyncio.gather(
