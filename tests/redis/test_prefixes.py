@@ -16,7 +16,7 @@ from cpkit_redis.schema import base_of
 from tests.servers.redis import RedisServer
 from tests.servers.redis_cluster import RedisCluster
 
-THREADS = [f"user-{n}" for n in range(120)]
+THREADS = [f"user-{n}" for n in range(60)]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ async def test_a_store_moves_to_a_new_node_with_its_slot(cluster: RedisCluster) 
 
     async with AsyncExitStack() as stack:
         stores = await Spread.opened(prefixes_of(cluster), stack)
-        names = [f"moved-{n}" for n in range(120)]
+        names = [f"moved-{n}" for n in range(60)]
         tasks = [asyncio.create_task(work(stores, name)) for name in names]
         await asyncio.to_thread(cluster.move_slot, slot)
         await asyncio.gather(*tasks)
@@ -92,7 +92,7 @@ async def test_a_node_that_is_away_holds_up_its_own_threads(
         stores = await Spread.opened(urls, stack)
         await asyncio.to_thread(lost.kill)
         outcomes = await asyncio.gather(
-            *(stores.append(f"t-{n}", [{}]) for n in range(120)),
+            *(stores.append(f"t-{n}", [{}]) for n in range(60)),
             return_exceptions=True,
         )
 
