@@ -47,7 +47,7 @@ def fresh_url(kind: str, folder: Path, name: str = "store") -> str:
         case "file":
             url = f"file://{folder}/{name}"
         case "postgres":
-            url = shared_postgres(schema=unique)
+            url = shared_postgres(schema=unique, pool_size="3")
         case _:
             url = shared_redis(prefix=unique)
 
