@@ -1,6 +1,7 @@
-"""Another process of a test: it runs commands, one line of JSON each.
+"""Another process of a test.
 
-A module with commands ends in ``serve(...)``; a test starts it with `Worker`.
+`Forked` runs a program. A `Worker` runs commands, one line of JSON each: a module with
+commands ends in ``serve(...)``.
 """
 
 from __future__ import annotations
@@ -11,52 +12,154 @@ import multiprocessing
 import os
 import runpy
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+import warnings
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any, Self
 
-__all__ = ["FORKS", "UNPRIVILEGED", "Worker", "Workers", "report", "serve", "started"]
+__all__ = [
+    "FORKS",
+    "ROOT",
+    "UNPRIVILEGED",
+    "Forked",
+    "Worker",
+    "Workers",
+    "report",
+    "serve",
+    "started",
+]
+
+# A fork of a process that has imported all starts in a tenth of the time.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["cpkit.cli.decide", "cpkit.cli.threads", "cpkit.sessions", "cpkit.ui.serve"]
+    + ["cpkit.worker", "cpkit_file", "cpkit_postgres", "cpkit_redis", "cpkit_sqlite"]
+)
+
+ROOT = Path(__file__).parents[1]
 
 UNPRIVILEGED = 65534
 """The user and group without rights."""
 
 
-# A fork of a process that has imported all starts in a tenth of the time.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "cpkit.effects",
-        "cpkit.worker",
-        "cpkit_file",
-        "cpkit_postgres",
-        "cpkit_redis",
-        "cpkit_sqlite",
-        "tests.worker",
-    ]
-)
+class Forked:
+    """A process like ``python -m MODULE WORD…``, with warnings as errors.
+
+    It has cpkit imported at its start. ``module`` may also be the file of a script.
+    """
+
+    def __init__(
+        self,
+        module: str | Path,
+        *words: str,
+        stdout: int = PIPE,
+        stderr: int = PIPE,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+    ) -> None:
+        reader, writer = os.pipe()
+        self.stdin = open(writer, "w")
+        streams = [Connection(reader)]
+        outputs = []
+
+        for given in (stdout, stderr):
+            reader, writer = os.pipe()
+            outputs.append(open(reader))
+
+            if given != PIPE:  # then ours has nothing to read
+                os.dup2(given, writer)
+
+            streams.append(Connection(writer))
+
+        self.stdout, self.stderr = outputs
+        # The process it is forked from may have another environment and folder.
+        args = (module, words, dict(os.environ if env is None else env), cwd, streams)
+        self._process = FORKS.Process(target=_run, args=args)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+        for stream in streams:
+            stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
+
+        self.wait()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+    def communicate(self) -> tuple[str, str]:
+        """Return the rest of both outputs when the process has ended."""
+        self.stdin.close()
+        said = self.stdout.read(), self.stderr.read()
+        self.wait()
+        return said
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _run(
+    module: str | Path,
+    words: tuple[str, ...],
+    env: dict[str, str],
+    cwd: Path,
+    streams: list[Connection],
+) -> None:
+    """Be the forked process."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+
+    sys.stdin, sys.stdout = open(0), open(1, "w")
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")
+    sys.argv = [str(module), *words]
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    warnings.simplefilter("error")
+
+    if isinstance(module, Path):
+        sys.path.insert(0, str(module.parent))
+        runpy.run_path(str(module), run_name="__main__")
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 class Worker:
     """A process that serves the commands of a module; `close` kills it."""
 
     def __init__(self, module: str) -> None:
-        stdin, self._commands = FORKS.Pipe(duplex=False)
-        self._lines, stdout = FORKS.Pipe(duplex=False)
-        self._reader = open(self._lines.fileno(), closefd=False)
-
-        with stdin, stdout:
-            self.process = FORKS.Process(target=_main, args=(module, stdin, stdout))
-            self.process.start()
+        self.process = Forked(module, stderr=2)
 
     def tell(self, command: str, *args: Any) -> None:
         """Start a command; `answer` waits for its result."""
-        line = json.dumps([command, *args]) + "\n"
-        os.write(self._commands.fileno(), line.encode())
+        self.process.stdin.write(json.dumps([command, *args]) + "\n")
+        self.process.stdin.flush()
 
     def answer(self) -> Any:
         """Return the next line that the process writes."""
-        return json.loads(self._reader.readline())
+        return json.loads(self.process.stdout.readline())
 
     def ask(self, command: str, *args: Any) -> Any:
         """Run a command and return its result."""
@@ -66,24 +169,12 @@ class Worker:
     def kill(self) -> list[Any]:
         """Kill the process with SIGKILL, and return the lines that it wrote before."""
         self.process.kill()
-        printed = self._reader.read()
-        self.process.join()
+        printed = self.process.stdout.read()
+        self.process.wait()
         return [json.loads(line) for line in printed.splitlines() if line]
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-        for pipe in (self._reader, self._lines, self._commands):
-            pipe.close()
-
-
-def _main(module: str, stdin: Connection, stdout: Connection) -> None:
-    """Run the module as a program with this standard input and output."""
-    os.dup2(stdin.fileno(), 0)
-    os.dup2(stdout.fileno(), 1)
-    sys.stdin = open(0)
-    runpy.run_module(module, run_name="__main__")
+        self.process.__exit__()
 
 
 Workers = Callable[[int], list[Worker]]
