@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.cli.command import environment, in_store, invoke, run_main
+from tests.cli.command import environment, forked, in_store, invoke, run_main
 from tests.cli.stocked import stock
+from tests.processes import Forked
 from tests.stores import SHARED, fresh_url
 from tests.sweeps import sweep, table
 
@@ -184,16 +185,10 @@ def test_a_folder_that_cannot_be_read_is_not_skipped() -> None:
         source.chmod(0o755)
         closed.chmod(0)
         words = ["import", name, "sqlite:////nowhere/store.db"]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.cli.unprivileged", *words],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            check=False,
-        )
+        ended = forked(*words, module="tests.cli.unprivileged")
         closed.chmod(0o700)
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        assert done.stderr == f"{closed}: Permission denied\n"
+        assert (ended.code, ended.out) == (2, ""), ended.err
+        assert ended.err == f"{closed}: Permission denied\n"
 
 
 @pytest.mark.parametrize("kind", sweep(["sqlite", "file"], ["sqlite"]))
@@ -210,16 +205,10 @@ def test_missing_permissions_are_reported(tmp_path: Path, kind: str) -> None:
             (["threads", url], 3, str(place)),
             (["export", url, "-o", str(tmp_path / "x.jsonl")], 2, "x.jsonl"),
         ):
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.cli.unprivileged", *words],
-                capture_output=True,
-                text=True,
-                env=environment(),
-                check=False,
-            )
-            assert (done.returncode, done.stdout) == (code, ""), done.stderr
-            assert said in done.stderr
-            assert done.stderr.count("\n") == 1
+            ended = forked(*words, module="tests.cli.unprivileged")
+            assert (ended.code, ended.out) == (code, ""), ended.err
+            assert said in ended.err
+            assert ended.err.count("\n") == 1
     finally:
         tmp_path.chmod(0o700)
         place.chmod(0o700)
@@ -239,22 +228,11 @@ def test_ctrl_c_is_quiet(sqlite_url: str, words: list[str], said: str) -> None:
     """An interrupted command prints at most how to go on, and exits with 130."""
     in_store(sqlite_url, stock)
     words = [word.format(url=sqlite_url) for word in words]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.interrupted", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
 
-    try:
-        assert process.stdout is not None
+    with Forked("tests.cli.interrupted", *words) as process:
         assert process.stdout.readline() == "reading\n"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
-    finally:
-        process.kill()
-        process.wait()
 
     assert (process.returncode, err) == (130, said)
 
@@ -281,21 +259,16 @@ def test_ctrl_c_is_quiet_while_modules_are_imported() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_certify_without_its_packages_says_what_to_install() -> None:
+def test_certify_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
     """The error is one line with the pip command."""
-    program = (
+    program = tmp_path / "program.py"
+    program.write_text(
         "import sys\n"
         "sys.modules['hypothesis'] = None\n"
         "sys.argv = ['cpkit', 'certify', 'memory://']\n"
         "from cpkit.cli import main\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=False,
-    )
+    ended = forked(module=program)
     expected = "conformance needs hypothesis: pip install 'cpkit[conformance]'\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+    assert (ended.code, ended.out, ended.err) == (2, "", expected)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,9 +16,10 @@ from cpkit import open_checkpointer
 from cpkit.cli.stores import Store
 from cpkit.records import ThreadDump
 from cpkit.tools.copying import copy_store
-from tests.cli.command import call, environment, in_store, invoke, run_main
+from tests.cli.command import call, forked, in_store, invoke, run_main
 from tests.cli.dying import Dying
 from tests.cli.stocked import everything, stock
+from tests.processes import Forked
 from tests.stores import SHARED, fresh_url
 
 
@@ -491,14 +490,9 @@ def test_a_copy_that_is_killed_is_completed(
 
     # Each process continues where the last one died, and dies some writes later.
     for limit in (1, 2, 1, 3):
-        worker = subprocess.run(
-            [sys.executable, "-m", "tests.cli.dying", src, dst, str(limit)],
-            capture_output=True,
-            env=environment(),
-            check=False,
-        )
-        deaths += worker.returncode == -signal.SIGKILL
-        assert worker.returncode in (0, -signal.SIGKILL), worker.stderr
+        ended = forked(src, dst, str(limit), module="tests.cli.dying")
+        deaths += ended.code == -signal.SIGKILL
+        assert ended.code in (0, -signal.SIGKILL), ended.err
 
     assert deaths >= 2
     ended = run_main("copy", src, dst, "--json")
@@ -519,17 +513,11 @@ def test_the_command_itself_is_killed(tmp_path: Path) -> None:
         return len(await cp.list_threads(limit=1000))
 
     in_store(f"{src}?durability=normal", many)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cpkit", "copy", src, dst], env=environment()
-    )
 
-    try:
+    with Forked("cpkit", "copy", src, dst) as process:
         while not (tmp_path / "b.db").exists() or in_store(dst, size) < 10:
-            assert process.poll() is None, "it was over before it was killed"
+            assert process.returncode is None, "it was over before it was killed"
             time.sleep(0.01)
-    finally:
-        process.kill()
-        process.wait()
 
     assert process.returncode == -signal.SIGKILL
     ended = invoke("copy", src, dst, "--json").json
@@ -543,10 +531,9 @@ def test_the_command_itself_is_killed(tmp_path: Path) -> None:
 def test_two_copies_at_once(urls: tuple[str, str]) -> None:
     """Both succeed, and the destination has everything once."""
     src, dst = urls
-    command = [sys.executable, "-m", "cpkit", "copy", src, dst]
-    both = [
-        subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
-        for _ in range(2)
-    ]
-    assert [process.wait() for process in both] == [0, 0]
+
+    with Forked("cpkit", "copy", src, dst) as one:
+        assert forked("copy", src, dst).code == 0
+        assert one.wait() == 0
+
     assert in_store(dst, everything) == in_store(src, everything)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,38 +13,18 @@ import pytest
 from cpkit.cli.stores import Store
 from cpkit.effects import EffectLedger, EffectTimeout
 from cpkit.lease import thread_lease
-from tests.cli.command import (
-    call,
-    cpkit,
-    environment,
-    in_store,
-    invoke,
-    run_main,
-    table,
-)
+from tests.cli.command import call, forked, in_store, invoke, run_main, table
 from tests.effects.shop import claim
+from tests.processes import Forked
 from tests.stores import quick_on
 
 
-@contextmanager
-def agent(url: str, thread: str, amount: int) -> Iterator[subprocess.Popen[str]]:
-    """Run an agent in another process, and kill it afterwards."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.agent", url, thread, str(amount)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def agent(url: str) -> Forked:
+    """Run an agent in another process."""
+    return Forked("tests.cli.agent", url, "t", "7")
 
 
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
+def line(process: Forked) -> str:
     return process.stdout.readline().strip()
 
 
@@ -74,13 +51,13 @@ async def ask(cp: Store, amount: int, fields: list[str] | None = None) -> None:
 @pytest.mark.parametrize("url", quick_on("sqlite"), indirect=True)
 def test_an_approved_effect_runs(url: str) -> None:
     """The start of its key is enough to approve it, and a later denial is refused."""
-    with agent(url, "t", 7) as process:
+    with agent(url) as process:
         key = line(process).removeprefix("asked ")
-        listed = cpkit("pending", url)
+        listed = run_main("pending", url)
         assert table(listed.out)[0][:4] == ["t", key[:12], "approval", "wire"]
         assert '"amount": 7' in listed.out
 
-        ended = cpkit("approve", url, key[:8], "--by", "anna")
+        ended = run_main("approve", url, key[:8], "--by", "anna")
         assert (ended.code, ended.err) == (0, "")
         assert ended.out == f"approved (by anna): wire {key}\n"
         assert line(process) == "ran 7"
@@ -98,9 +75,9 @@ def test_an_approved_effect_runs(url: str) -> None:
 @pytest.mark.parametrize("url", quick_on("sqlite"), indirect=True)
 def test_a_denied_effect_never_runs(url: str) -> None:
     """The agent receives the reason, and a later approval is refused."""
-    with agent(url, "t", 7) as process:
+    with agent(url) as process:
         key = line(process).removeprefix("asked ")
-        ended = cpkit("deny", url, "t", key, "--reason", "too much", "--json")
+        ended = run_main("deny", url, "t", key, "--reason", "too much", "--json")
         assert ended.code == 0
         assert ended.json["decision"] == "denied"
         assert ended.json["reason"] == "too much"
@@ -225,18 +202,13 @@ def test_a_decision_that_cannot_be_printed_is_stored(sqlite_url: str) -> None:
     (waiting,) = invoke("pending", sqlite_url, "--json").json["pending"]
 
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "cpkit", "approve", sqlite_url, waiting["key"]],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=environment(),
-            check=False,
-        )
+        words = ("approve", sqlite_url, waiting["key"])
+        ended = forked(*words, stdout=full.fileno())
 
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        b"approved: the decision is stored",
-        b"standard output: No space left on device",
+    assert ended.code == 2
+    assert ended.err.splitlines() == [
+        "approved: the decision is stored",
+        "standard output: No space left on device",
     ]
     assert invoke("deny", sqlite_url, waiting["key"]).code == 1
 

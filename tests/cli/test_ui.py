@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,27 +13,18 @@ import pytest
 from cpkit.cli.stores import Store
 from cpkit.effects import EffectLedger, EffectTimeout
 from tests.cli.command import environment, in_store
+from tests.processes import Forked
 
 
 @contextmanager
 def served(
     url: str, *options: str, module: str = "cpkit"
-) -> Iterator[tuple[subprocess.Popen[str], httpx.URL]]:
+) -> Iterator[tuple[Forked, httpx.URL]]:
     """Run the server on a free port; yields the process and its link."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, "ui", url, "--port", "0", "--json", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
+    words = ("ui", url, "--port", "0", "--json", *options)
 
-    try:
-        assert process.stdout is not None
+    with Forked(module, *words, env=environment()) as process:
         yield process, httpx.URL(json.loads(process.stdout.readline())["url"])
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture
@@ -81,7 +70,7 @@ def test_the_server_stops_at_once_with_an_open_page(
             process.send_signal(number)
             assert list(received) == []
 
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate()
         assert err == ""
         assert process.returncode in (130, 128 + number, -number)
 

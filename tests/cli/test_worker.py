@@ -8,7 +8,7 @@ import pytest
 
 from cpkit.cli.stores import Store
 from cpkit.runs.threads import RunThread
-from tests.cli.command import Ended, cpkit, in_store
+from tests.cli.command import Ended, forked, in_store
 from tests.stores import fresh_url
 from tests.sweeps import sweep
 
@@ -32,7 +32,7 @@ def test_a_killed_run_is_found_by_one_call(tmp_path: Path, kind: str) -> None:
     in_store(url, die)
 
     def once() -> Ended:
-        return cpkit("worker", url, "my_agent:agent", "--once", "--json", cwd=tmp_path)
+        return forked("worker", url, "my_agent:agent", "--once", "--json", cwd=tmp_path)
 
     ended = once()
     assert (ended.code, ended.json["ran"], ended.json["failed"]) == (0, 1, 0)
@@ -52,7 +52,7 @@ def test_recover_says_once_for_whom_it_waits(tmp_path: Path) -> None:
         await run.claim(run.new_term("host:7", stale_after=60))
 
     in_store(url, hold)
-    ended = cpkit(
+    ended = forked(
         "recover", url, "t", "my_tools:TOOLS", "--timeout", "0.1", cwd=tmp_path
     )
     assert (ended.code, ended.out) == (1, "")
