@@ -89,12 +89,7 @@ class Forked:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
-
-        for stream in (self.stdin, self.stdout, self.stderr):
-            stream.close()
-
-        self.wait()
+        self.close()
 
     @property
     def returncode(self) -> int | None:
@@ -111,6 +106,15 @@ class Forked:
         said = self.stdout.read(), self.stderr.read()
         self.wait()
         return said
+
+    def close(self) -> None:
+        """Kill the process, unless it has ended."""
+        self.kill()
+
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
+
+        self.wait()
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -174,7 +178,7 @@ class Worker:
         return [json.loads(line) for line in printed.splitlines() if line]
 
     def close(self) -> None:
-        self.process.__exit__()
+        self.process.close()
 
 
 Workers = Callable[[int], list[Worker]]

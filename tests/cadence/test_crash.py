@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,36 +12,18 @@ import pytest
 
 from cpkit import open_checkpointer
 from tests.cadence.agent import CADENCES
+from tests.processes import Forked
 from tests.sessions.talk import texts
 from tests.sweeps import sweep
 
-ROOT = Path(__file__).parents[2]
 ROUNDS = max(1, round(3 * float(os.environ.get("CPKIT_ROUNDS") or 1)))
-
-
-@contextmanager
-def agent(url: str, thread_id: str, cadence: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the agent, and end its process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cadence.agent", url, thread_id, cadence],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def killed(url: str, thread_id: str, cadence: str, lines: int) -> list[str]:
     """Kill the agent after this many lines; return every line that it printed."""
-    with agent(url, thread_id, cadence) as process:
-        assert process.stdout is not None
+    with Forked("tests.cadence.agent", url, thread_id, cadence) as process:
         printed = [line.strip() for line in islice(process.stdout, lines)]
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         # The lines that it printed before the signal reached it.
         printed += [line.strip() for line in process.stdout if line.endswith("\n")]
         return printed
@@ -100,14 +77,13 @@ async def test_the_timer_writes_without_another_call(tmp_path: Path) -> None:
     """Earlier messages reach the store while the agent goes on."""
     url = f"sqlite:///{tmp_path}/agent.db?durability=normal"
 
-    with agent(url, "t", "seconds") as process:
-        assert process.stdout is not None
+    with Forked("tests.cadence.agent", url, "t", "seconds") as process:
         found: list[dict[str, Any]] = []
 
         while not found:
             assert process.stdout.readline()
             found = await stored(url, "t")
 
-        process.send_signal(signal.SIGKILL)
+        process.kill()
 
     assert texts(found)[0] == "turn 0"

@@ -24,11 +24,14 @@ import pytest
 from conformance.slowdown import slowdown
 from cpkit import open_checkpointer
 from cpkit.effects import EffectLedger
+from tests.cli.command import Ended
+from tests.processes import Forked
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
 from tests.sweeps import sweep
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = EXAMPLES / "agent.py"
 BUNDLED = EXAMPLES / "data" / "conversations.jsonl"
 READ_ONLY = ("get_", "search_", "list_", "calculate", "think")
 QUICK = ("--pace", "0", "--conversations", "3", "--kills", "5", "--data", str(BUNDLED))
@@ -42,17 +45,15 @@ Booked = Counter[tuple[str, str]]
 """How often a tool was called with the same arguments."""
 
 
-def run_demo(
-    *options: str, script: Path = EXAMPLES / "agent.py", folder: Path
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(script), *options],
-        cwd=folder,
-        env=os.environ | {"TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def start_demo(*options: str, script: Path = SCRIPT, folder: Path) -> Forked:
+    env = os.environ | {"TMPDIR": str(folder)}
+    return Forked(script, *options, env=env, cwd=folder)
+
+
+def run_demo(*options: str, script: Path = SCRIPT, folder: Path) -> Ended:
+    with start_demo(*options, script=script, folder=folder) as demo:
+        out, err = demo.communicate()
+        return Ended(demo.wait(), out, err)
 
 
 def changes_recorded(count: int) -> Booked:
@@ -104,16 +105,18 @@ def url_of(store: str, folder: Path) -> str:
 def test_killed_agent_resumes_and_books_once(store: str, tmp_path: Path) -> None:
     """On each kind of store, a killed and resumed agent makes each change once."""
     url = url_of(store, tmp_path)
+    # After each kill a new Python starts.
+    options = ("--folder", "run", *QUICK, "--kills", "2" if store == "sqlite" else "5")
 
-    done = run_demo("--url", url, "--folder", "run", *QUICK, folder=tmp_path)
+    done = run_demo("--url", url, *options, folder=tmp_path)
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     assert changes_made(tmp_path / "run") == changes_recorded(3)
-    assert "kill -9   1  between an effect and its record" in done.stdout
-    assert "equal to the byte" in done.stdout
-    assert "no booking happened twice" in done.stdout
-    assert "cpkit ui" in done.stdout.splitlines()[-1]
-    assert not done.stderr
+    assert "kill -9   1  between an effect and its record" in done.out
+    assert "equal to the byte" in done.out
+    assert "no booking happened twice" in done.out
+    assert "cpkit ui" in done.out.splitlines()[-1]
+    assert not done.err
     assert asyncio.run(tools_to_decide(url)) == ["refund"]
 
 
@@ -129,11 +132,11 @@ def test_killed_primary_books_once(
 
     done = run_demo("--cluster", "--folder", "run", *QUICK, folder=tmp_path)
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     assert changes_made(tmp_path / "run") == changes_recorded(3)
-    assert "the primary 127.0.0.1:" in done.stdout
-    assert "no booking happened twice" in done.stdout
-    ports = re.findall(r"127\.0\.0\.1:(\d+)", done.stdout.splitlines()[0])
+    assert "the primary 127.0.0.1:" in done.out
+    assert "no booking happened twice" in done.out
+    ports = re.findall(r"127\.0\.0\.1:(\d+)", done.out.splitlines()[0])
     assert len(ports) == 6
 
     for port in ports:
@@ -155,7 +158,7 @@ def test_same_store_serves_a_second_run(tmp_path: Path) -> None:
     first = run_demo("--folder", "first", *options, folder=tmp_path)
     second = run_demo("--folder", "second", *options, folder=tmp_path)
 
-    assert (first.returncode, second.returncode) == (0, 0), second.stdout
+    assert (first.code, second.code) == (0, 0), second.out
     assert changes_made(tmp_path / "second") == changes_recorded(3)
 
 
@@ -164,8 +167,8 @@ def test_without_the_record_of_calls_things_are_booked_twice(tmp_path: Path) -> 
     """The demo can fail: it detects the double bookings that the ledger prevents."""
     done = run_demo("--no-ledger", "--folder", "run", *QUICK, folder=tmp_path)
 
-    assert done.returncode == 1, done.stdout
-    assert "Broken: the airline's books." in done.stdout
+    assert done.code == 1, done.out
+    assert "Broken: the airline's books." in done.out
     assert changes_made(tmp_path / "run") > changes_recorded(3)
 
 
@@ -185,10 +188,10 @@ def test_bundled_conversations_are_the_default(
         *("--pace", "0", "--kills", "4"), script=copy / "agent.py", folder=here
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     [folder] = here.iterdir()
     assert folder.name.startswith("cpkit-demo-")
-    assert f"sqlite:///{folder}/agent.db" in done.stdout
+    assert f"sqlite:///{folder}/agent.db" in done.out
     assert changes_made(folder) == changes_recorded(5)
 
 
@@ -276,11 +279,11 @@ def test_bad_use_is_one_line(
 
     done = run_demo(*options, folder=tmp_path)
 
-    assert done.returncode == status, done.stderr
-    assert done.stderr.startswith("agent.py: ")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "secret" not in done.stderr + done.stdout
+    assert done.code == status, done.err
+    assert done.err.startswith("agent.py: ")
+    assert words in done.err
+    assert done.err.count("\n") == 1
+    assert "secret" not in done.err + done.out
 
 
 @pytest.mark.parametrize(
@@ -290,8 +293,8 @@ def test_wrong_numbers_are_refused(option: str, tmp_path: Path) -> None:
     """The error names the option and the smallest valid number."""
     done = run_demo(option, "-1", folder=tmp_path)
 
-    assert done.returncode == 2
-    assert f"argument {option}: must be at least" in done.stderr
+    assert done.code == 2
+    assert f"argument {option}: must be at least" in done.err
 
 
 def test_help_names_the_number_of_conversations(
@@ -299,7 +302,7 @@ def test_help_names_the_number_of_conversations(
 ) -> None:
     """The number is that of the default file."""
     monkeypatch.setenv("COLUMNS", "1000")
-    printed = run_demo("--help", folder=tmp_path).stdout
+    printed = run_demo("--help", folder=tmp_path).out
     file = re.search(r"object a line \(default: (.+)\)", printed)
     assert file is not None
     count = len(Path(file[1]).read_text().splitlines())
@@ -312,7 +315,7 @@ def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
 
     with subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "agent.py"), "--folder", "run", *QUICK],
+        [sys.executable, str(SCRIPT), "--folder", "run", *QUICK],
         cwd=tmp_path,
         env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"},
         stdin=subprocess.DEVNULL,
@@ -342,21 +345,11 @@ def test_ended_demo_leaves_no_worker(
     how: signal.Signals, status: int, tmp_path: Path
 ) -> None:
     """Ctrl-C and a kill of the demo also end its worker."""
-    with subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "agent.py"), *QUICK, "--pace", "60"],
-        cwd=tmp_path,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as demo:
-        try:
-            wait_for(lambda: children_of(demo.pid))
-            [worker] = children_of(demo.pid)
-            demo.send_signal(how)
-            _, errors = demo.communicate(timeout=PATIENCE)
-        finally:
-            demo.kill()
+    with start_demo(*QUICK, "--pace", "60", folder=tmp_path) as demo:
+        wait_for(lambda: children_of(demo.pid))
+        [worker] = children_of(demo.pid)
+        demo.send_signal(how)
+        _, errors = demo.communicate()
 
     assert demo.returncode == status
     [folder] = tmp_path.iterdir()
@@ -370,19 +363,10 @@ def test_ended_demo_leaves_no_worker(
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_killed_demo_leaves_no_server(tmp_path: Path) -> None:
     """A kill of the demo also ends the servers of its cluster."""
-    with subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "agent.py"), "--cluster", *QUICK],
-        cwd=tmp_path,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as demo:
-        try:
-            wait_for(lambda: any(tmp_path.rglob("airline-books.db")))
-            children = children_of(demo.pid)
-            assert len(children) >= 6
-        finally:
-            demo.kill()
+    with start_demo("--cluster", *QUICK, folder=tmp_path) as demo:
+        wait_for(lambda: any(tmp_path.rglob("airline-books.db")))
+        children = children_of(demo.pid)
+        assert len(children) >= 6
 
     wait_for(lambda: not any(map(is_running, children)))
 

@@ -18,6 +18,7 @@ from cpkit import open_checkpointer
 from cpkit.cli.app import app_for
 from cpkit.tools import importing
 from tests.importing.test_sources import BYE, HELLO, HI, written
+from tests.processes import Forked
 
 
 @pytest.fixture
@@ -46,8 +47,7 @@ def run(*arguments: str) -> Result:
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
     """Start ``cpkit import`` in a new process."""
-    command = [sys.executable, "-m", "cpkit", "import", *arguments]
-    return subprocess.Popen(command)
+    return subprocess.Popen([sys.executable, "-m", "cpkit", "import", *arguments])
 
 
 def row(output: str, label: str) -> list[str]:
@@ -161,9 +161,8 @@ async def test_the_next_import_completes_a_killed_one(tmp_path: Path, url: str) 
     path = written(tmp_path / "talks.jsonl", *talks)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    killed = start(str(pipe), url, "--kind", "transcripts")
 
-    try:
+    with Forked("cpkit", "import", str(pipe), url, "--kind", "transcripts") as killed:
         # A pipe, so that the import cannot end before it is killed.
         with await asyncio.to_thread(pipe.open, "w") as feed:
             for talk in talks[:7]:
@@ -176,9 +175,7 @@ async def test_the_next_import_completes_a_killed_one(tmp_path: Path, url: str) 
                     await asyncio.sleep(0.01)
 
             killed.kill()
-    finally:
-        killed.kill()
-        killed.wait()
+            killed.wait()
 
     done = await asyncio.to_thread(run, str(path), url)
     assert done.exit_code == 0

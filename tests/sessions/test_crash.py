@@ -14,21 +14,13 @@ async def test_a_killed_writer_leaves_a_complete_log(
     shared_url: str, session_id: str
 ) -> None:
     """It has every acknowledged entry, and the session continues."""
-    process = start(shared_url, session_id, "a")
-
-    try:
-        assert process.stdout is not None
-        assert process.stdin is not None
+    with start(shared_url, session_id, "a") as process:
         assert process.stdout.readline() == "ready\n"
         process.stdin.write("go\n")
         process.stdin.flush()
         acknowledged = [line.strip() for line in islice(process.stdout, 10)]
         process.kill()
         acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
-    finally:
-        process.kill()
-        process.communicate()
-
     async with open_checkpointer(shared_url) as cp:
         log = await SessionLog.open(cp, session_id)
         ids = [entry["id"] for entry in log.branch()]

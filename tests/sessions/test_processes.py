@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 from cpkit import open_checkpointer
 from cpkit.sessions import SessionLog
+from tests.processes import Forked
 from tests.sessions.talk import texts
 
-ROOT = Path(__file__).parents[2]
 COUNT = 40
 
 
-def start(url: str, session_id: str, name: str) -> subprocess.Popen[str]:
+def start(url: str, session_id: str, name: str) -> Forked:
     """Start a writer that waits for a line before its first append."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.sessions.writer", url, session_id, name]
-        + [str(COUNT)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return Forked("tests.sessions.writer", url, session_id, name, str(COUNT))
 
 
 async def test_two_processes_write_one_branch(shared_url: str, session_id: str) -> None:
@@ -33,22 +22,19 @@ async def test_two_processes_write_one_branch(shared_url: str, session_id: str) 
 
     try:
         for process in writers.values():
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
 
         for process in writers.values():
-            assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
 
         for name, process in writers.items():
-            out, _ = process.communicate()
+            out, err = process.communicate()
             acknowledged[name] = out.split()
-            assert process.returncode == 0
+            assert process.returncode == 0, err
     finally:
         for process in writers.values():
-            process.kill()
-            process.communicate()
+            process.close()
 
     async with open_checkpointer(shared_url) as cp:
         log = await SessionLog.open(cp, session_id)

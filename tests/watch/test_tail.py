@@ -28,6 +28,7 @@ from cpkit.sessions import Trimmed
 from cpkit.sessions.tail import TailEvents, read_from
 from tests.cli.command import environment
 from tests.driver.gated import run_ready_tasks
+from tests.processes import Forked
 from tests.simulation.loop import simulated_loop
 
 
@@ -330,14 +331,9 @@ def test_the_command_follows_a_thread(tmp_path: Path) -> None:
             await cp.append("t", [{"role": "user", "n": n} for n in numbers])
 
     asyncio.run(append(0, 1))
-    watching = subprocess.Popen(
-        [sys.executable, "-m", "cpkit", "watch", url, "t", "--last", "1", "--json"],
-        stdout=subprocess.PIPE,
-        env=environment(),
-    )
+    words = ("watch", url, "t", "--last", "1", "--json")
 
-    with watching:
-        assert watching.stdout is not None
+    with Forked("cpkit", *words) as watching:
         assert json.loads(watching.stdout.readline())["version"] == 2
         asyncio.run(append(2))
         line = json.loads(watching.stdout.readline())
