@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,7 @@ def app(
     )
 
 
+@cache
 def _environment() -> Environment:
     def finalize(value: Any) -> Any:
         # Markup is HTML that this package made of visible text.
