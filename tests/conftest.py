@@ -32,7 +32,10 @@ CPUS = os.cpu_count() or 1
 
 # On a busy machine a first draw, which reads the table of characters, takes a second.
 settings.register_profile(
-    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "tests",
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
 

@@ -41,7 +41,7 @@ def nested(levels: int) -> Any:
 
 
 @given(any_values)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 def test_any_value_becomes_json(value: Any) -> None:
     """What is JSON stays, and everything else is named."""
     missing: list[str] = []
@@ -73,7 +73,7 @@ def test_only_the_bad_part_is_replaced() -> None:
 
 
 @given(json_values, st.integers(600, 4000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 def test_a_value_is_made_to_fit(value: Any, limit: int) -> None:
     """It takes so many bytes at most; a value that fits is not touched."""
     entry = {"type": "user", "uuid": "u", "value": value}
@@ -125,7 +125,7 @@ def test_a_stored_text_stands_for_what_is_missing_alone() -> None:
 @given(st.lists(st.integers(0, 2500), max_size=12))
 @example([1476])
 @example([1477])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 def test_no_entry_costs_another_one(sizes: list[int]) -> None:
     """Of any sizes: all are stored in order, those that fit as they are."""
 

@@ -33,7 +33,7 @@ ENTRY: Entry = {"type": "message", "id": "a", "parentId": None, "message": user(
 NEXT: Entry = {"type": "message", "id": "b", "parentId": "a", "message": user("b")}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(lines=tree_sessions() | linear_sessions())
 async def test_an_exported_file_imports_to_the_same_session(
     tmp_path_factory: pytest.TempPathFactory, lines: list[Entry]
@@ -61,7 +61,6 @@ async def test_an_exported_file_imports_to_the_same_session(
         assert second == (folder / "first.jsonl").read_bytes()
 
 
-@settings(deadline=None)
 @given(value=json_values)
 def test_a_value_is_read_back_with_its_types(value: Any) -> None:
     """A line without newlines holds any JSON value."""
@@ -110,7 +109,6 @@ def test_the_last_newline_may_be_missing(tmp_path: Path) -> None:
     assert read_jsonl(path).lines == [HEADER, ENTRY]
 
 
-@settings(deadline=None)
 @given(cut=st.integers(1, len(json.dumps(NEXT)) - 1))
 def test_an_unfinished_last_line_is_skipped(
     tmp_path_factory: pytest.TempPathFactory, cut: int

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpkit import open_checkpointer
@@ -168,7 +168,6 @@ ids = st.sampled_from([f"e{n}" for n in range(8)])
 parents = st.none() | ids | st.sampled_from(["lost", "gone"])
 
 
-@settings(deadline=None)
 @given(links=st.dictionaries(ids, parents, min_size=1), cut=st.integers(0, 8))
 async def test_no_entry_leaves_the_tree(links: dict[str, str | None], cut: int) -> None:
     """The tree has every entry once, with any parents and any batches."""
@@ -197,7 +196,6 @@ async def test_no_entry_leaves_the_tree(links: dict[str, str | None], cut: int) 
         assert links[orphan] is not None
 
 
-@settings(deadline=None)
 @given(data=st.data())
 async def test_the_order_of_the_lines_changes_no_branch(data: st.DataObject) -> None:
     """A complete log in any order of lines gives the same branches."""

@@ -106,7 +106,7 @@ def test_a_newer_version_is_refused() -> None:
         migrate([{"type": "session", "id": "s", "version": 4}])
 
 
-@settings(deadline=None)
+@settings(max_examples=25)
 @given(lines=linear_sessions() | tree_sessions(2) | tree_sessions())
 def test_migration_keeps_unknown_types_and_fields(lines: list[Entry]) -> None:
     """It is deterministic and idempotent, and does not change its input."""
@@ -129,7 +129,7 @@ def test_migration_keeps_unknown_types_and_fields(lines: list[Entry]) -> None:
 
 
 @pytest.mark.long
-@settings(deadline=None)
+@settings(max_examples=25)
 @given(lines=linear_sessions())
 def test_the_entries_of_a_grown_file_get_the_same_ids(lines: list[Entry]) -> None:
     """So a repeated import finds the entries that it wrote before."""
