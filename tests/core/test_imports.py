@@ -63,9 +63,10 @@ ABOVE = {"cpkit_sqlite", "cpkit_postgres", "cpkit_redis", "cpkit_file", "conform
 
 @cache
 def nodes_of(path: Path) -> tuple[list[ast.stmt], list[ast.AST]]:
-    """Return the statements of a file at its top level, and all that it contains."""
+    """Return the statements of a file at its top level, and all imports and names."""
     tree = ast.parse(path.read_text())
-    return tree.body, [*ast.walk(tree)]
+    kinds = (ast.Import, ast.ImportFrom, ast.Attribute)
+    return tree.body, [node for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
 def imports(nodes: Iterable[ast.AST]) -> set[str]:

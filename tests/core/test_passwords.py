@@ -43,7 +43,9 @@ def shown_for(url: str) -> str:
     try:
         handle = open_checkpointer(url)
     except InvalidURL as exc:
-        return f"{exc} {exc!r} {''.join(traceback.format_exception(exc))}"
+        # Of a frame a traceback shows source alone, which has no password.
+        causes = traceback.format_exception(exc, limit=0)
+        return f"{exc} {exc!r} {''.join(causes)}"
 
     return f"{handle} {handle!r}"
 
