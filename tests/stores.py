@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,7 +13,7 @@ from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
 from tests.sweeps import sweep
 
-__all__ = ["KINDS", "LAYERED", "SHARED", "fresh_url", "quick_on"]
+__all__ = ["KINDS", "LAYERED", "SHARED", "fresh_url", "memory", "quick_on"]
 
 SHARED = ["sqlite", "file", "postgres", "redis"]
 """The kinds that several processes can open."""
@@ -53,3 +55,13 @@ def fresh_url(kind: str, folder: Path, name: str = "store") -> str:
 
     open_checkpointer(url)
     return url
+
+
+def memory() -> str | None:
+    """Return a folder in memory with enough room, if there is one.
+
+    A new store of files has 256 registers, which take a disk long.
+    """
+    place = "/dev/shm"
+    has_room = os.path.isdir(place) and shutil.disk_usage(place).free > 1 << 30
+    return place if has_room else None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, repeat
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import asyncpg
 import pytest
@@ -26,6 +27,7 @@ from tests.servers.in_folder import PostgresInFolder, RedisInFolder, on_a_free_p
 from tests.servers.postgres import PostgresServer, shared_postgres
 from tests.servers.redis import RedisServer, redis_binary, shared_redis
 from tests.servers.redis_cluster import ClusterHarness, RedisCluster
+from tests.stores import memory
 from tests.sweeps import sweep
 
 
@@ -192,20 +194,21 @@ class TestSQLiteInMemory(Short):
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    """A new folder for every tenth clause, because each list reads all names in it."""
-    return (
-        harness
-        for _ in count()
-        for harness in repeat(
-            URLHarness(f"file://{tmp_path_factory.mktemp('file')}"), 10
-        )
-    )
+def files() -> Iterator[Iterator[Harness]]:
+    """A new store for every tenth clause, because each list reads all names in it."""
+    with TemporaryDirectory(prefix="cpkit-", dir=memory()) as folder:
+        yield (URLHarness(f"file://{folder}/{number // 10}") for number in count())
 
 
 class TestFile(Short):
     @pytest.fixture
-    def harness(self, files: Iterator[Harness]) -> Harness:
+    def harness(
+        self, clause: Clause, files: Iterator[Harness], tmp_path: Path
+    ) -> Harness:
+        """A store in memory promises less, so what is durable is asked of a disk."""
+        if clause.level in (Level.DURABLE, Level.POWERLOSS):
+            return URLHarness(f"file://{tmp_path}/store")
+
         return next(files)
 
 

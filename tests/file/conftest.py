@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from cpkit_file.schema import log_name
 from tests.processes import Workers, started
+from tests.stores import memory
 
 
 def open_files(folder: Path) -> list[str]:
@@ -27,16 +27,9 @@ def open_files(folder: Path) -> list[str]:
     return [name for name in found if name.startswith(f"{folder}/")]
 
 
-def memory() -> str | None:
-    """Return a folder in memory with enough room, if there is one."""
-    place = "/dev/shm"
-    has_room = os.path.isdir(place) and shutil.disk_usage(place).free > 1 << 30
-    return place if has_room else None
-
-
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder in memory: a new store has 256 registers, which take a disk long."""
+    """A folder in memory, if there is one with enough room."""
     with tempfile.TemporaryDirectory(prefix="cpkit-", dir=memory()) as name:
         yield Path(name)
 
