@@ -18,7 +18,7 @@ from conformance import (
     all_clauses,
     run_clause,
 )
-from conformance.clauses import watch
+from conformance.clauses import model, watch
 from conformance.runner import Hung
 from conformance.slowdown import slowdown
 from tests.broken import BROKEN, Break
@@ -59,7 +59,7 @@ def _empty_stores(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 CERTAIN = (Level.CORE, Level.OPTIONAL)
-"""Clauses of these levels find a defect in each run; the others look for a moment."""
+"""Clauses of these levels find a defect in milliseconds; others look for a moment."""
 
 FIRST = {broken.clause: broken for broken in reversed(BROKEN)}
 """One broken backend for each clause."""
@@ -105,11 +105,14 @@ def test_a_broken_backend_is_caught(
     """A broken backend fails the clauses that it is registered for.
 
     A clause that looks for a moment, such as a kill between two writes, may miss it
-    on a busy machine, or meet a limit of time first: it has three seeds.
+    on a busy machine, or meet a limit of time first: it has three seeds. So has the
+    one with random scripts, of which one seed in fifty finds nothing.
     """
     monkeypatch.setattr(watch, "PATIENCE", 0.3)
+    monkeypatch.setattr(model, "SHRINKING", 0.0)  # test_model.py has the short script
     clause = CLAUSES[broken.clause]
-    tries = 1 if clause.level in CERTAIN else 3
+    is_certain = clause.level in CERTAIN and clause.subject != "model"
+    tries = 1 if is_certain else 3
 
     if broken.hangs:
         clause = replace(clause, deadline=SHORT / slowdown())

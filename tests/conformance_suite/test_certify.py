@@ -101,11 +101,11 @@ def command(folder: Path, *args: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_clauses_are_listed(tmp_path: Path) -> None:
+def test_the_clauses_are_listed() -> None:
     """No store is opened; levels and clauses select as they do for a run."""
-    code, out, _ = command(tmp_path, "--list", "--clause", "append.keeps-order")
-    assert code == 0
-    (line,) = out.splitlines()
+    found = run_main("certify", "--list", "--clause", "append.keeps-order")
+    assert found.code == 0
+    (line,) = found.out.splitlines()
     assert line.split(None, 2)[:2] == ["core", "append.keeps-order"]
     assert line.endswith(".")
 
@@ -207,25 +207,23 @@ def test_the_command_repeats_the_target_as_it_was_given() -> None:
 
 def test_the_command_prints_a_certificate(tmp_path: Path) -> None:
     """For a correct store: a table, and exit code 0."""
-    code, out, _ = command(tmp_path, "sqlite:///x.db", "--clause", "append")
-    assert code == 0
-    assert "core" in out
-    assert "holds" in out
-    assert "machine: " in out
+    found = run_main("certify", f"sqlite:///{tmp_path}/x.db", "--clause", "append")
+    assert found.code == 0
+    assert "core" in found.out
+    assert "holds" in found.out
+    assert "machine: " in found.out
 
 
-def test_the_command_explains_a_failure(tmp_path: Path) -> None:
+def test_the_command_explains_a_failure() -> None:
     """For a broken store: sentence, expected, seen, where, the command; exit code 1."""
-    code, out, _ = command(
-        tmp_path, BROKEN, "--clause", "erase.completed-stays-paid", "--seed", "4"
-    )
-    assert code == 1
-    assert "A completed call keeps its key" in out
-    assert "expected  found == holder == _erased(done)" in out
-    assert "found = None" in out
-    assert "erase.py:" in out
-    again = f"cpkit certify {BROKEN} --clause erase.completed-stays-paid --seed 4"
-    assert again in out
+    words = "certify", BROKEN, "--clause", "erase.completed-stays-paid", "--seed", "4"
+    found = run_main(*words)
+    assert found.code == 1
+    assert "A completed call keeps its key" in found.out
+    assert "expected  found == holder == _erased(done)" in found.out
+    assert "found = None" in found.out
+    assert "erase.py:" in found.out
+    assert " ".join(("cpkit", *words)) in found.out
 
 
 @pytest.mark.long

@@ -242,11 +242,12 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "made",
     [
         "import _thread, time; _thread.start_new_thread(time.sleep, (99,))",
-        pytest.param("opened = open('/dev/zero')", marks=pytest.mark.long),
+        "opened = open('/dev/zero')",
     ],
     ids=["thread", "file"],
 )
@@ -266,6 +267,8 @@ async def test_a_killed_server_is_started_again(harness: Harness, folder: Path) 
     """A worker that it had forked says what happened; the next worker has another."""
     async with idle(harness, 1) as (worker,):
         (before,) = facts(folder)
+        (number,) = (int(path.name) for path in folder.iterdir())
+        ended = os.pidfd_open(number)
         os.kill(before["parent"], signal.SIGKILL)
 
         with pytest.raises(Failure, match=r"fork server .* exit code -9"):
@@ -279,40 +282,28 @@ async def test_a_killed_server_is_started_again(harness: Harness, folder: Path) 
 
     after = [one["parent"] for one in facts(folder)]
     assert len(set(after)) == 2
-
-
-async def test_a_worker_without_its_server_ends(harness: Harness, folder: Path) -> None:
-    """The id may be another process's by then: it ends because its pipes close."""
-    async with idle(harness, 1) as (worker,):
-        (found,) = facts(folder)
-        (number,) = (int(path.name) for path in folder.iterdir())
-        ended = os.pidfd_open(number)
-        os.kill(found["parent"], signal.SIGKILL)
-
+    # Its id may be another process's by then: it ends because its pipes close.
     assert await asyncio.to_thread(select.select, [ended], [], [], 30)
     os.close(ended)
 
 
 async def test_a_closed_server_is_started_again(harness: Harness, folder: Path) -> None:
-    """A certification after the end of an earlier one has its own."""
-    async with idle(harness, 1):
-        (before,) = facts(folder)
+    """A certification after the end of an earlier one has its own.
 
-    close_server()
+    The exit code of an earlier worker is lost, which is a failure with a reason and no
+    system error.
+    """
+    async with idle(harness, 1) as (worker,):
+        (before,) = facts(folder)
+        close_server()
+
+        with pytest.raises(Failure, match="fork server"):
+            await asyncio.to_thread(worker._process.wait)
 
     async with idle(harness, 1):
         (after,) = (one for one in facts(folder) if one != before)
 
     assert before["parent"] != after["parent"]
-
-
-async def test_a_worker_of_a_closed_server_says_so(harness: Harness) -> None:
-    """Its exit code is lost, which is a failure with a reason and no system error."""
-    async with idle(harness, 1) as (worker,):
-        close_server()
-
-        with pytest.raises(Failure, match="fork server"):
-            await asyncio.to_thread(worker._process.wait)
 
 
 async def test_reading_the_errors_of_a_worker_overwrites_none(harness: Harness) -> None:
