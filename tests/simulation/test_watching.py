@@ -14,8 +14,8 @@ from cpkit.memory import MemoryStore
 from tests.simulation.loop import simulated_loop
 from tests.simulation.watching import READ, Faulty, simulate_watching
 
-SEEDS = round(200 * float(os.environ.get("CPKIT_ROUNDS") or 1))
-LONG = [range(SEEDS * n, SEEDS * (n + 3)) for n in (1, 4)]
+SEEDS = round(100 * float(os.environ.get("CPKIT_ROUNDS") or 1))
+LONG = [range(SEEDS * first, SEEDS * end) for first, end in ((1, 8), (8, 14))]
 
 
 @pytest.mark.parametrize(
