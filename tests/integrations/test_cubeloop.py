@@ -128,7 +128,9 @@ def probed() -> set[str]:
     names = set()
 
     for path in Path(cubeloop.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+
+        for node in ast.walk(ast.parse(text if "checkpointer" in text else "")):
             if isinstance(node, ast.Attribute) and is_checkpointer(node.value):
                 names.add(node.attr)
             elif (

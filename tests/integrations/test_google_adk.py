@@ -467,7 +467,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_shared_values_only_go_forward(steps: list[Any]) -> None:
     """Whenever processes die, each stored change is applied, and undoes no later."""
 

@@ -18,6 +18,7 @@ from cpkit import open_checkpointer
 from cpkit.integrations.langgraph import CheckpointSaver
 from cpkit.sync import SyncCheckpointer
 from tests.integrations.langgraph_graphs import Seen, build
+from tests.sweeps import sweep
 
 CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
 
@@ -87,7 +88,7 @@ async def test_every_step_is_the_same(url: str) -> None:
     assert after == before
 
 
-@pytest.mark.parametrize("durability", ["sync", "exit"])
+@pytest.mark.parametrize("durability", sweep(["sync", "exit"], ["exit"]))
 async def test_every_durability_is_the_same(durability: Durability) -> None:
     """LangGraph may write at each step, or only at the end."""
     async with open_checkpointer("memory://") as cp:

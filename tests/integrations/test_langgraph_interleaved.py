@@ -130,7 +130,7 @@ async def appended(cp: MemoryCheckpointer[Any], ns: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "seeds", sweep([range(n, n + 25) for n in range(0, 500, 25)], [range(25)]), ids=str
+    "seeds", sweep([range(n, n + 10) for n in range(0, 500, 10)], [range(10)]), ids=str
 )
 async def test_a_read_of_the_end_is_that_of_the_whole(seeds: range) -> None:
     for seed in seeds:

@@ -58,7 +58,7 @@ def exactly(value: Any) -> str:
     return repr(value)
 
 
-@pytest.mark.parametrize("examples", sweep([8, 100], [8]))
+@pytest.mark.parametrize("examples", sweep([4, 100], [4]))
 def test_every_list_is_loaded_exactly(examples: int) -> None:
     """Any saver reads and lists the checkpoints of any other saver.
 

@@ -24,6 +24,7 @@ from langgraph.store.memory import InMemoryStore
 from cpkit import InvalidId, MemoryCheckpointer, open_checkpointer
 from cpkit.integrations.langgraph_store import MemoryStore, item_thread
 from cpkit.sync import SyncCheckpointer
+from tests.sweeps import sweep
 
 parts = st.sampled_from(["a", "b", "a/b", "é", "%", ":"])
 namespaces = st.lists(parts, min_size=1, max_size=3).map(tuple)
@@ -81,12 +82,11 @@ def without_empty(store: InMemoryStore) -> None:
         del store._data[namespace]
 
 
-@given(st.lists(batches, max_size=15))
-@settings(max_examples=25, deadline=None)
-def test_it_behaves_as_langgraphs_own_store(batches: list[list[Any]]) -> None:
+@pytest.mark.parametrize("examples", sweep([10, 50], [10]))
+def test_it_behaves_as_langgraphs_own_store(examples: int) -> None:
     """Random batches of all operations give the same results."""
 
-    async def play() -> None:
+    async def play(batches: list[list[Any]]) -> None:
         async with MemoryCheckpointer[Any]() as cp:
             ours, theirs = MemoryStore(cp), InMemoryStore()
 
@@ -95,7 +95,12 @@ def test_it_behaves_as_langgraphs_own_store(batches: list[list[Any]]) -> None:
                 without_empty(theirs)
                 assert [*map(shown, found)] == [*map(shown, theirs.batch(ops))]
 
-    asyncio.run(play())
+    @given(st.lists(batches, max_size=15))
+    @settings(max_examples=examples)
+    def check(batches: list[list[Any]]) -> None:
+        asyncio.run(play(batches))
+
+    check()
 
 
 async def test_items_outlive_the_handle(url: str) -> None:

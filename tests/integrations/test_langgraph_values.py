@@ -206,12 +206,12 @@ async def test_a_cheap_fork_of_nothing_is_nothing(cp: MemoryCheckpointer[Any]) -
 
 async def test_a_copy_goes_part_by_part() -> None:
     """It may be larger than an append, and stands behind what the target has."""
-    megabyte = 1024 * 1024
+    size = 1024 * 1024
 
-    async with MemoryCheckpointer[Any](max_append=6 * megabyte) as cp:
+    async with MemoryCheckpointer[Any](max_append=size + 10_000) as cp:
         saver = CheckpointSaver(cp)
         source, target = Run(saver, "source"), Run(saver, "target")
-        texts = [f"{n}" * 5 * megabyte for n in range(4)]
+        texts = [f"{n}" * size for n in range(4)]
 
         for text in texts:
             await source.put(text=text, n=0)

@@ -153,11 +153,11 @@ async def test_a_cancelled_put_is_ordered_before_the_next_read(url: str) -> None
 async def test_bytes_grow_with_the_new_items(cp: MemoryCheckpointer[Any]) -> None:
     """Now and then the list is stored completely. Another process may go on."""
     recorder = Recorder(cp)
-    messages = [AIMessage("x" * 100, id=str(n)) for n in range(2000)]
+    messages = [AIMessage("x" * 100, id=str(n)) for n in range(1000)]
     run = Run(CheckpointSaver(recorder))
 
-    for length in range(10, 2000, 10):
-        if length == 1000:
+    for length in range(10, 1000, 10):
+        if length == 500:
             run.saver = CheckpointSaver(recorder)
             await run.saver.aget_tuple(thread())
 
@@ -165,8 +165,8 @@ async def test_bytes_grow_with_the_new_items(cp: MemoryCheckpointer[Any]) -> Non
 
     sizes = [len(json.dumps(one)) for one in recorder.appends]
     assert sum(sizes) < 8 * sizes[2] * len(sizes)
-    assert (await values(run.saver, thread()))["messages"] == messages[:1990]
-    assert (await values(CheckpointSaver(cp), thread()))["messages"] == messages[:1990]
+    assert (await values(run.saver, thread()))["messages"] == messages[:990]
+    assert (await values(CheckpointSaver(cp), thread()))["messages"] == messages[:990]
 
 
 async def test_a_first_read_is_two_reads_however_far_the_values_are(

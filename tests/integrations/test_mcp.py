@@ -37,7 +37,7 @@ stories = st.lists(st.tuples(streams, st.none() | st.integers(0, 3)), max_size=1
 
 
 @given(stories)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_replay_is_the_rest_of_the_stream(story: list[tuple[str, Any]]) -> None:
     """After each event: the later messages of its stream, in order, with their ids."""
 

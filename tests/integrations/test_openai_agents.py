@@ -28,6 +28,7 @@ from cpkit.integrations import openai_agents
 from cpkit.integrations.bridge import Bridge
 from cpkit.integrations.openai_agents import Session, session_thread
 from tests.sessions.spy import Fault, RangeSpy, Spy
+from tests.sweeps import sweep
 
 values = st.recursive(
     st.none()
@@ -153,12 +154,20 @@ async def test_a_program_may_close_its_session(
     assert await other.get_items() == numbered(1, 2)
 
 
-@given(script=operations, first=limits)
-@settings(deadline=None)
-async def test_it_behaves_as_the_sdks_own_session(
-    script: list[tuple[str, Any]], first: int | None
-) -> None:
+@pytest.mark.parametrize("examples", sweep([25, 100], [25]))
+def test_it_behaves_as_the_sdks_own_session(examples: int) -> None:
     """Random operations from two handles, with all kinds of limits."""
+
+    @given(script=operations, first=limits)
+    @settings(max_examples=examples)
+    def check(script: list[tuple[str, Any]], first: int | None) -> None:
+        asyncio.run(play(script, first))
+
+    check()
+
+
+async def play(script: list[tuple[str, Any]], first: int | None) -> None:
+    """Apply the operations to a session of the store and to the SDK's own."""
     limited = SessionSettings(limit=first)
     reference = SQLiteSession("s", session_settings=limited)
 

@@ -178,7 +178,7 @@ async def play(cp: Any, story: list[Any]) -> None:
 
 
 @given(st.lists(operations, min_size=4, max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_it_behaves_as_pydantic_ais_own_store(story: list[Any]) -> None:
     """Random saves, branches, forks and deletions have the same answers."""
 
