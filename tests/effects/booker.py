@@ -1,16 +1,16 @@
 """The tutorial's program for the test that starts it twice.
 
-``python -m tests.effects.booker HOW URL FOLDER THREAD``. ``HOW`` is ``lease`` or
-``plain``: without a lease it clears up with `resume`, as many programs do. With
-``worker`` it runs threads until it is killed.
+Each process runs `main`. ``how`` is ``lease`` or ``plain``: without a lease it clears
+up with `resume`, as many programs do. With ``worker`` it runs threads until it is
+killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from cpkit.lease import Lease, thread_lease
 from cpkit.worker import Worker
 from tests.effects.payer import lines, note
 
-__all__ = ["STALE_AFTER"]
+__all__ = ["STALE_AFTER", "main"]
 
 STALE_AFTER = 3.0
 """Seconds; no process is stopped for as long."""
 
-FOLDER = Path(sys.argv[3]) if len(sys.argv) > 3 else Path()
+FOLDER = Path()
 
 
 def find(effect: Effect) -> Landed | NotLanded:
@@ -68,7 +68,7 @@ async def agent(cp: Any, lease: Lease) -> None:
     await converse(cp, lease.thread_id)
 
 
-async def main(how: str, url: str, thread_id: str) -> None:
+async def run(how: str, url: str, thread_id: str) -> None:
     async with open_checkpointer(url) as cp:
         if how == "worker":
             await Worker(cp, agent, stale_after=STALE_AFTER, poll=0.5).run()
@@ -85,6 +85,11 @@ async def main(how: str, url: str, thread_id: str) -> None:
                 return
 
 
-if __name__ == "__main__":
+def main(how: str, url: str, folder: Path, thread_id: str) -> None:
+    """Run the program, or a worker until the process is killed."""
+    global FOLDER
+    FOLDER = folder
     logging.disable(logging.WARNING)  # it says often that it waits
-    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[4]))
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(run(how, url, thread_id))

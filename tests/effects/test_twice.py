@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections import Counter
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,11 +18,11 @@ from cpkit import open_checkpointer
 from cpkit.effects import EffectLedger
 from cpkit.runs.threads import RUNS
 from cpkit.worker import submit
+from tests.effects.booker import main
 from tests.effects.payer import lines
 from tests.effects.shop import until
+from tests.processes import FORKS
 from tests.stores import SHARED, fresh_url
-
-Process = asyncio.subprocess.Process
 
 # CPKIT_ROUNDS=60 starts it 500 times on each store, in an hour.
 ROUNDS = max(1, round(8 * float(os.environ.get("CPKIT_ROUNDS") or 1)))
@@ -33,12 +34,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return fresh_url(request.param, tmp_path)
 
 
-async def start(how: str, url: str, folder: Path, thread: str) -> Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.effects.booker", how, url, str(folder), thread),
-        cwd=Path(__file__).parents[2],
-        env=os.environ,
-    )
+async def start(how: str, url: str, folder: Path, thread: str) -> BaseProcess:
+    process = FORKS.Process(target=main, args=(how, url, folder, thread))
+    await asyncio.to_thread(process.start)
+    return process
 
 
 async def start_twice(
@@ -53,17 +52,20 @@ async def start_twice(
     victim = random.choice([first, second])
     disturbance = random.choice([None, "kill", "stop", "interrupt"])
 
-    if victim.returncode is None:
-        if disturbance == "kill":
-            victim.kill()
-        elif disturbance == "interrupt":
-            victim.send_signal(signal.SIGINT)
-        elif disturbance == "stop":
-            victim.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(random.uniform(0, 1))
-            victim.send_signal(signal.SIGCONT)
+    if victim.is_alive():
+        assert victim.pid is not None
 
-    await asyncio.gather(first.wait(), second.wait())
+        with suppress(ProcessLookupError):  # it has just ended
+            if disturbance == "kill":
+                victim.kill()
+            elif disturbance == "interrupt":
+                os.kill(victim.pid, signal.SIGINT)
+            elif disturbance == "stop":
+                os.kill(victim.pid, signal.SIGSTOP)
+                await asyncio.sleep(random.uniform(0, 1))
+                os.kill(victim.pid, signal.SIGCONT)
+
+    await asyncio.gather(*(asyncio.to_thread(one.join) for one in (first, second)))
 
     # If both have ended before the booking, workers finish it.
     data = await cp.load(thread)
@@ -110,7 +112,7 @@ async def book_all(url: str, folder: Path, rounds: int) -> None:
 
             for worker in workers:
                 worker.kill()
-                await worker.wait()
+                await asyncio.to_thread(worker.join)
 
     booked = Counter(lines(folder / "airline"))
     assert booked == dict.fromkeys(threads, 1)
