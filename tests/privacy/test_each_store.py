@@ -66,7 +66,7 @@ def as_bytes(stored: StoredDump) -> StoredDump:
 @pytest.mark.parametrize(
     ("kind", "times"),
     [
-        ("memory", 500),
+        ("memory", 200),
         *(pytest.param(kind, 1_000, marks=pytest.mark.long) for kind in KINDS),
     ],
 )
