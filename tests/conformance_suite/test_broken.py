@@ -18,7 +18,7 @@ from conformance import (
     all_clauses,
     run_clause,
 )
-from conformance.clauses import model, watch
+from conformance.clauses import model, watch, wire
 from conformance.runner import Hung
 from conformance.slowdown import slowdown
 from tests.broken import BROKEN, Break
@@ -110,6 +110,7 @@ def test_a_broken_backend_is_caught(
     """
     monkeypatch.setattr(watch, "PATIENCE", 0.3)
     monkeypatch.setattr(model, "SHRINKING", 0.0)  # test_model.py has the short script
+    monkeypatch.setattr(wire, "COMMON", [])  # the two faults of all writes suffice
     clause = CLAUSES[broken.clause]
     is_certain = clause.level in CERTAIN and clause.subject != "model"
     tries = 1 if is_certain else 3
@@ -154,15 +155,13 @@ def test_every_clause_has_a_broken_backend() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(2))
-def test_the_reference_passes(seed: int) -> None:
-    """The class that the broken backends inherit from fails no clause, for any seed."""
-    harness = ReferenceHarness(f"reference-{seed}")
+def test_the_reference_passes() -> None:
+    """The class that the broken backends inherit from fails no clause."""
+    harness = ReferenceHarness("reference")
     failed = [
         (outcome.clause.id, outcome.seen)
         for clause in all_clauses()
-        if (outcome := run_clause(clause, harness, seed=seed, rounds=0.25)).status
-        is Status.FAILED
+        if (outcome := run_clause(clause, harness, rounds=0.25)).status is Status.FAILED
     ]
     assert not failed
 
