@@ -40,7 +40,8 @@ def in_parts(seeds: int) -> list[range]:
 
 
 # `CPKIT_ROUNDS=13 make test-long ARGS=tests/simulation` runs 10,000 of each and more.
-LONG = in_parts(round(2400 * ROUNDS))
+LONG = [range(QUICK.start), range(QUICK.stop, SEEDS)]
+LONG += in_parts(round(2400 * ROUNDS))[1:]
 LONG_LEASES = in_parts(round(800 * ROUNDS))
 LONG_WORKERS = in_parts(round(1600 * ROUNDS))
 
