@@ -16,10 +16,12 @@ from cpkit.cadence import Cadence, with_cadence
 from tests.sweeps import sweep
 
 CLAUSES = [one for one in all_clauses() if one.level in (Level.CORE, Level.OPTIONAL)]
-# Of subjects that the wrapper hands on as they are: only `make test-long` runs them.
+# Of subjects that the wrapper hands on as they are: only `make test-long` runs them, in
+# memory.
 HANDED_ON = {"clock", "content", "damage", "ids", "limits", "sizes", "text", "threads"}
 HANDED_ON |= {"typed", "values"}
 BUFFERED = [one for one in CLAUSES if one.subject != "watch"]
+SHORT = [one for one in BUFFERED if one.subject not in HANDED_ON]
 
 
 @dataclass
@@ -65,6 +67,14 @@ class CadenceTests(ConformanceTests):
 class TestStrictest(CadenceTests):
     """Without a buffer the wrapper behaves as the store."""
 
+    @pytest.mark.parametrize(
+        "clause",
+        [one for one in CLAUSES if one.subject not in HANDED_ON],
+        ids=lambda clause: clause.id,
+    )
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
+
     @pytest.fixture
     def harness(self) -> Harness:
         return CadenceHarness("memory://cadence", 1)
@@ -77,17 +87,24 @@ class TestBuffering(CadenceTests):
     """
 
     @pytest.mark.parametrize(
-        "clause",
-        sweep(BUFFERED, [one for one in BUFFERED if one.subject not in HANDED_ON]),
-        ids=lambda clause: clause.id,
+        "clause", sweep(BUFFERED, SHORT), ids=lambda clause: clause.id
     )
     def test_clause(self, clause: Clause, harness: Harness) -> None:
         super().test_clause(clause, harness)
 
-    @pytest.fixture(params=["memory", pytest.param("sqlite", marks=pytest.mark.long)])
-    def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
-        return CadenceHarness(_url(request.param, tmp_path), 50)
+    @pytest.fixture
+    def harness(self) -> Harness:
+        return CadenceHarness("memory://cadence", 50)
 
 
-def _url(store: str, folder: Path) -> str:
-    return "memory://cadence" if store == "memory" else f"sqlite:///{folder}/agent.db"
+@pytest.mark.long
+class TestBufferingOnDisk(CadenceTests):
+    """The same on SQLite, which other processes share."""
+
+    @pytest.mark.parametrize("clause", SHORT, ids=lambda clause: clause.id)
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
+
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return CadenceHarness(f"sqlite:///{tmp_path}/agent.db", 50)
