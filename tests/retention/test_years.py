@@ -31,8 +31,8 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 from tests.stores import SHARED
 
-SECONDS = float(os.environ.get("CPKIT_YEARS_SECONDS", "8"))
-MESSAGES = int(os.environ.get("CPKIT_YEARS_MESSAGES", "20000"))
+SECONDS = float(os.environ.get("CPKIT_YEARS_SECONDS", "5"))
+MESSAGES = int(os.environ.get("CPKIT_YEARS_MESSAGES", "10000"))
 SAMPLES = os.environ.get("CPKIT_YEARS_SAMPLES")
 LEFT = 1_000
 PARTS = 20
