@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.own_tests import install, run, source_of
+from tests.integrations.own_tests import bare, install, run, source_of
 
 OPENAI_FILES = (
     "memory/test_session.py",
@@ -91,7 +91,8 @@ CLAUDE_IN_MEMORY = {
 def test_the_tests_of_the_claude_agent_sdk_pass(tmp_path: Path) -> None:
     """All pass that use the public methods of its store."""
     tests = source_of("claude-agent-sdk", tmp_path) / "tests"
-    ours = run(tests, CLAUDE_FILES, "-p", "claude_substitute", "-k", "not trio")
+    options = ("-p", "claude_substitute", "-k", "not trio")
+    ours = run(tests, CLAUDE_FILES, *options, different=CLAUDE_DIFFERENT)
     failed = _failed(ours)
     assert len(ours) >= 200
     assert failed >= CLAUDE_DIFFERENT.keys()
@@ -105,7 +106,8 @@ def test_the_tests_of_the_openai_agents_sdk_pass(tmp_path: Path) -> None:
     tests = source_of("openai-agents", tmp_path) / "tests"
     mode = ("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=session")
     options = [part for one in mode for part in ("-o", one)]
-    ours = run(tests, OPENAI_FILES, *options, "-p", "openai_substitute")
+    options += ["-p", "openai_substitute"]
+    ours = run(tests, OPENAI_FILES, *options, different=OPENAI_DIFFERENT)
     assert len(ours) >= 220
     assert _failed(ours) == OPENAI_DIFFERENT
 
@@ -117,7 +119,8 @@ def test_the_tests_of_the_mcp_sdk_pass(tmp_path: Path) -> None:
     tests = source_of("mcp", tmp_path) / "tests"
     (tests / "conftest.py").unlink()
     paths = [install(tmp_path / "needed", *MCP_NEEDS)]
-    ours = run(tests, MCP_FILES, "-p", "mcp_substitute", "-p", "anyio", paths=paths)
+    plugins = ("-p", "mcp_substitute", "-p", "anyio")
+    ours = run(tests, MCP_FILES, *plugins, different=MCP_DIFFERENT, paths=paths)
     assert len(ours) >= 80
     assert _failed(ours) == MCP_DIFFERENT
 
@@ -135,5 +138,4 @@ def test_google_adk_has_tests_in_its_source(tmp_path: Path) -> None:
 
 def _failed(results: dict[str, bool]) -> set[str]:
     """Return the names of the tests that failed, without parameters."""
-    names = {name for name, passed in results.items() if not passed}
-    return {name.partition("[")[0].rpartition(".")[2] for name in names}
+    return {bare(name) for name, passed in results.items() if not passed}
