@@ -37,6 +37,8 @@ class Disk:
         """Changes of names that are not synced, oldest first."""
         self.unsynced: dict[int, File] = {}
         """Files with changes that are not synced."""
+        self.unclear: set[str] = set()
+        """Files that a killed process was writing: these bytes may be there or not."""
         self._removed: dict[str, Node] = {}
         """Nodes that lost their name and may still be open, by ``PATH(deleted)``."""
         self._open: dict[int, dict[int, Descriptor]] = {}
@@ -135,6 +137,10 @@ class Disk:
         file = self._file(path)
 
         if file is None:
+            return ""
+
+        if call.result < 0:
+            self.unclear.add(file.path)
             return ""
 
         opened = self._descriptors(call).setdefault(number, Descriptor(""))

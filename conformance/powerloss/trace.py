@@ -38,7 +38,7 @@ TRACED = (
 """The calls to record; strace skips names that the machine does not have."""
 
 _LINE = re.compile(r"(\d+) +(?:<\.\.\. (\w+) resumed>)?(.*)", re.DOTALL)
-_RESULT = re.compile(r"\)\s+= (-?\w+)(?:<([^>]*)>)?")
+_RESULT = re.compile(r"\)\s+= (-?\w+|\?)(?:<([^>]*)>)?")
 _UNFINISHED = " <unfinished ...>"
 _DESCRIPTOR = re.compile(r"(AT_FDCWD|-?\d+)(?:<([^>]*)>)?(\(deleted\))?")
 _TEXT = re.compile(r'"([^"]*)"(\.\.\.)?')
@@ -46,11 +46,11 @@ _TEXT = re.compile(r'"([^"]*)"(\.\.\.)?')
 
 @dataclass
 class Call:
-    """A system call that succeeded, or a sync that failed.
+    """A system call that succeeded, a sync that failed, or a write cut off by a kill.
 
     ``began`` is the number of calls that had ended when this one began. ``result`` is
-    negative where the call failed. ``process`` made the call, ``parent`` started the
-    process, and ``cwd`` is the process's current folder.
+    negative where the call failed, or its process was killed in it. ``process`` made
+    the call, ``parent`` started the process, and ``cwd`` is its current folder.
     """
 
     name: str
@@ -185,11 +185,12 @@ def _call(text: str, began: int) -> Call | None:
     result = _RESULT.match(rest, end)
 
     if result is None:
-        return None  # the process was killed in this call
+        return None  # the recording ended in this call
 
-    value = -1 if result[1] == "?" else int(result[1], 0)
+    is_killed = result[1] == "?"
+    value = -1 if is_killed else int(result[1], 0)
 
-    if value < 0 and name not in SYNCS:
+    if value < 0 and name not in (WRITES if is_killed else SYNCS):
         return None
 
     path = _decoded(result[2] or "").decode(errors="surrogateescape")

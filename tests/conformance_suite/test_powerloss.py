@@ -84,6 +84,21 @@ def test_a_recording_that_misses_changes_is_skipped(tmp_path: Path) -> None:
         list(trial.moments([], 1))
 
 
+def test_a_write_that_a_kill_cut_off_is_unclear(tmp_path: Path) -> None:
+    """The server is killed in a checkpoint: the bytes may be in the file or not."""
+    (tmp_path / "data").write_bytes(b"1")
+    trial = Trial(Case(Harness(), Random(0)), Harness(), tmp_path, [], is_served=True)
+    trial.contents = {"data": b"0"}
+    path = "".join(f"\\x{byte:02x}" for byte in os.fsencode(tmp_path / "data"))
+    trace = [
+        f'7 pwrite64(3<{path}>, "\\x31", 1, 0 <unfinished ...>\n',
+        "8 fdatasync(4) = 0\n",
+        "7 <... pwrite64 resumed>) = ?\n",
+        "7 +++ killed by SIGKILL +++\n",
+    ]
+    assert list(trial.moments([*calls(trace, "/")], 1)) == []
+
+
 (POWERLOSS,) = [
     clause for clause in all_clauses() if clause.id == "powerloss.kill-at-every-call"
 ]
