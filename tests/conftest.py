@@ -43,7 +43,7 @@ settings.load_profile("tests")
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Start more workers than processors: many tests wait for a disk or a timer."""
-    return min(2 * CPUS, 8)
+    return min(5 * CPUS // 2, 8)
 
 
 @pytest.hookimpl(tryfirst=True)
