@@ -75,8 +75,9 @@ class Forked:
             streams.append(Connection(writer))
 
         self.stdout, self.stderr = outputs
-        # The process it is forked from may have another environment and folder.
-        args = (module, words, dict(os.environ if env is None else env), cwd, streams)
+        # The fork server may have another environment and folder.
+        variables = dict(os.environ if env is None else env)
+        args = (module, words, variables, cwd, streams)
         self._process = FORKS.Process(target=_run, args=args)
         self._process.start()
         assert self._process.pid is not None

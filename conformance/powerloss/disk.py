@@ -38,7 +38,7 @@ class Disk:
         self.unsynced: dict[int, File] = {}
         """Files with changes that are not synced."""
         self.unclear: set[str] = set()
-        """Files that a killed process was writing: these bytes may be there or not."""
+        """Files with a write in which the process was killed: it may have happened."""
         self._removed: dict[str, Node] = {}
         """Nodes that lost their name and may still be open, by ``PATH(deleted)``."""
         self._open: dict[int, dict[int, Descriptor]] = {}
