@@ -114,10 +114,10 @@ class SyncCheckpointer(Generic[MessageT]):
 
         _refuse_inside_a_loop()
 
-        with self._lock:
-            was_open, self._is_open = self._is_open, False
-
         try:
+            with self._lock:
+                was_open, self._is_open = self._is_open, False
+
             wait(self._calls)
         finally:
             for call in [*self._calls]:  # after Ctrl-C in `wait`

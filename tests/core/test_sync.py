@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -275,16 +275,39 @@ def test_closing_waits_for_calls_in_flight() -> None:
     assert future.result() == 1
 
 
-def test_an_interrupt_cancels_and_leaves_nothing() -> None:
-    """The waiting call is cancelled, and the store stays usable."""
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[], Awaitable[None]]]:
+    """Ctrl-C for the main thread: a function that returns once it was noticed.
+
+    A signal that comes just before the thread blocks is missed, so it is repeated.
+    """
     main = threading.main_thread().ident
     assert main is not None
+    noticed = threading.Event()
+
+    def handler(*_: object) -> None:
+        noticed.set()
+        raise KeyboardInterrupt
+
+    async def interrupt() -> None:
+        while not noticed.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
+            await asyncio.sleep(0.05)
+
+    before = signal.signal(signal.SIGINT, handler)
+    yield interrupt
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_cancels_and_leaves_nothing(
+    interrupt: Callable[[], Awaitable[None]],
+) -> None:
+    """The waiting call is cancelled, and the store stays usable."""
     ended = threading.Event()
 
     async def forever(_: Any) -> None:
-        signal.pthread_kill(main, signal.SIGINT)
-
         try:
+            await interrupt()
             await asyncio.Event().wait()
         finally:
             ended.set()
@@ -297,10 +320,10 @@ def test_an_interrupt_cancels_and_leaves_nothing() -> None:
         assert cp.append("t", [{}]) == 1
 
 
-def test_an_interrupt_while_closing_cancels_calls_in_flight() -> None:
+def test_an_interrupt_while_closing_cancels_calls_in_flight(
+    interrupt: Callable[[], Awaitable[None]],
+) -> None:
     """The thread ends, and the store is closed after the calls have ended."""
-    main = threading.main_thread().ident
-    assert main is not None
     ended: list[str] = []
 
     @asynccontextmanager
@@ -316,7 +339,7 @@ def test_an_interrupt_while_closing_cancels_calls_in_flight() -> None:
                 await asyncio.sleep(0)
 
                 if not cp._is_open:
-                    signal.pthread_kill(main, signal.SIGINT)
+                    await interrupt()
                     await asyncio.Event().wait()
         finally:
             ended.append("call")
@@ -331,7 +354,9 @@ def test_an_interrupt_while_closing_cancels_calls_in_flight() -> None:
         cp.load("t")
 
 
-def test_an_interrupt_while_opening_leaves_nothing() -> None:
+def test_an_interrupt_while_opening_leaves_nothing(
+    interrupt: Callable[[], Awaitable[None]],
+) -> None:
     """A store that was opened during the interrupt is closed."""
     main = threading.main_thread().ident
     assert main is not None
@@ -345,7 +370,7 @@ def test_an_interrupt_while_opening_leaves_nothing() -> None:
         while not is_waiting():  # noqa: ASYNC110  # there is no event for it
             await asyncio.sleep(0)
 
-        signal.pthread_kill(main, signal.SIGINT)
+        await interrupt()
 
         async with MemoryCheckpointer[Any]() as cp:
             yield cp
