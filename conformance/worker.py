@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -31,9 +30,15 @@ __all__ = ["main"]
 
 
 def emit(value: Any) -> None:
-    """Print one line of JSON and flush it."""
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    """Print one line of JSON.
+
+    A process that is stopped while it writes to a full pipe has written a part. The
+    stream of a Python without buffers (``-u``) would lose the rest.
+    """
+    left = f"{json.dumps(value)}\n".encode()
+
+    while left:
+        left = left[os.write(1, left) :]
 
 
 async def every_write(

@@ -313,3 +313,19 @@ async def test_reading_the_errors_of_a_worker_overwrites_none(harness: Harness) 
         assert worker.errors() == "one\n"
         os.write(worker._errors.fileno(), b"two\n")
         assert worker.errors() == "one\ntwo\n"
+
+
+def test_a_worker_that_is_stopped_in_a_long_line_completes_it() -> None:
+    """Also if Python writes without a buffer, as in most images of containers."""
+    command = "from conformance.worker import emit; emit('x' * 1_000_000)"
+    python = [sys.executable, "-u", "-c", command]
+
+    with subprocess.Popen(python, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        select.select([process.stdout], [], [])
+
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            process.send_signal(number)
+            os.waitpid(process.pid, os.WUNTRACED | os.WCONTINUED)
+
+        assert json.load(process.stdout) == "x" * 1_000_000
