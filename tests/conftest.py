@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from conformance.slowdown import VARIABLE, slowdown
 from cpkit.driver import file_system
 from cpkit.sync import running_loop
+from tests.servers.postgres import template_folder
 
 LEAKED = 5.0
 """Seconds for threads and tasks to end; those still alive then were leaked."""
@@ -62,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         crowd = max(1.0, workers / CPUS)
         os.environ.setdefault(VARIABLE, f"{slowdown() * crowd:.1f}")
         slowdown.cache_clear()
+        template_folder()  # the workers share it
 
     # Otherwise each new process reads the lists of all packages for plugins.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
@@ -98,7 +100,7 @@ def pytest_collection_modifyitems(
     """Leave the certificate of the example backend to ``make test-long``.
 
     Each worker gets an equal part of the list. Its part begins with what may take
-    minutes, so that no worker is busy with that at the end.
+    minutes or waits, so that no worker is busy with that at the end.
     """
     for item in items:
         if item.path.name == "test_certificate.py":
@@ -121,7 +123,13 @@ def pytest_collection_modifyitems(
 def _limit(item: pytest.Item) -> float:
     """Return the seconds that a test may take, or 0 if it has the usual limit."""
     marker = item.get_closest_marker("timeout")
-    return float(marker.args[0]) if marker else 0
+
+    if marker:
+        return float(marker.args[0])
+
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    deadline: float = getattr(params.get("clause"), "deadline", 0)
+    return deadline if deadline > LIMIT else 0
 
 
 def pytest_collection_finish() -> None:

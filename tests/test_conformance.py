@@ -133,6 +133,7 @@ CLAUSES = [clause for clause in all_clauses() if clause.id not in LESS]
 SLOW = {
     *select(ids=["bounded", "faults", "powerloss", "kill.every-write-is-whole"]),
     *select(ids=["cancel.hundreds-on-one-handle", "wire.lost-answers-are-told"]),
+    *select(ids=["cancel.close-waits", "limits.holds-what-it-states"]),
 } - {*select(ids=["bounded.append-calls", "powerloss.acknowledged-survives"])}
 """Clauses that take seconds each: only `make test-long` runs them."""
 

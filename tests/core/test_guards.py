@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from conformance.slowdown import VARIABLE
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,7 @@ def test_skips_for_another_reason():
 """
 
 
+@pytest.mark.long
 def test_each_guard_fails_the_tests_that_it_is_meant_to(tmp_path: Path) -> None:
     """A leak, a blocked loop and a silent skip fail; correct tests pass."""
     (tmp_path / "test_bad.py").write_text(TESTS)

@@ -213,6 +213,7 @@ def contents(state: Any) -> Any:
     return {**state, "messages": [message.content for message in state["messages"]]}
 
 
+@pytest.mark.long
 async def test_postgres_is_read_from_one_snapshot(
     postgres: str, thread_id: str
 ) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -33,7 +34,7 @@ from tests.servers.process import (
     unprivileged,
 )
 
-__all__ = ["PostgresServer", "shared_postgres"]
+__all__ = ["PostgresServer", "shared_postgres", "template_folder"]
 
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -136,30 +137,37 @@ class PostgresServer(ServerProcess):
         give(path, self.user)
 
     def _create(self) -> None:
-        if self.password is not None:
-            secret = self._folder / "password"
-            secret.write_text(self.password)
-            give(secret, self.user)
-            self._initdb(self.data, "--auth=scram-sha-256", f"--pwfile={secret}")
-        else:
-            # Copied, because initdb takes most of a second.
-            kind = self._encoding, self._wal_segment, self._has_checksums
-
-            if kind not in _templates:
-                folder = private_folder("cpkit-postgres-", self.user)
-                atexit.register(shutil.rmtree, folder, ignore_errors=True)
-                self._initdb(folder / "data", "--auth=trust")
-                _templates[kind] = folder / "data"
-
-            template = _templates[kind]
-            self._run("cp", "-a", str(template), str(self.data))
-
+        # Copied, because initdb takes a second of a processor.
+        self._run("cp", "-a", str(self._template()), str(self.data))
         settings = {**SETTINGS, "port": str(self.port), **self.settings}
 
         with open(self.data / "postgresql.conf", "a") as conf:
             conf.writelines(f"{k} = '{v}'\n" for k, v in settings.items())
 
-    def _initdb(self, data: Path, *login: str) -> None:
+    def _template(self) -> Path:
+        """Return a new data folder of this kind; the first that needs it makes it."""
+        folder = template_folder()
+        kind = self._encoding, self._wal_segment, self._has_checksums, self.password
+        data = folder / quote("-".join(map(str, kind)), safe="")
+
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+            if not data.exists():
+                self._initdb(folder / "new")
+                (folder / "new").rename(data)
+
+        return data
+
+    def _initdb(self, data: Path) -> None:
+        login = ["--auth=trust"]
+
+        if self.password is not None:
+            secret = self._folder / "password"
+            secret.write_text(self.password)
+            give(secret, self.user)
+            login = ["--auth=scram-sha-256", f"--pwfile={secret}"]
+
         self._run(
             str(self._bin / "initdb"),
             f"--pgdata={data}",
@@ -205,9 +213,20 @@ class PostgresServer(ServerProcess):
 
 
 _shared: list[str] = []
-_templates: dict[tuple[str, int, bool], Path] = {}
-"""New data folders of servers without a password, by how they were made."""
 _starting = threading.Lock()
+
+TEMPLATES = "CPKIT_TEST_TEMPLATES"
+"""The environment variable with the folder of new data folders."""
+
+
+def template_folder() -> Path:
+    """Return the folder of `TEMPLATES`, which a process shares with its children."""
+    if TEMPLATES not in os.environ:
+        folder = private_folder("cpkit-postgres-", unprivileged())
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ[TEMPLATES] = str(folder)
+
+    return Path(os.environ[TEMPLATES])
 
 
 def shared_postgres(**options: str) -> str:
