@@ -93,6 +93,16 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, obj: object
+) -> list[pytest.Item] | None:
+    """Collect no class of long tests where all of them would be left out."""
+    marks = getattr(obj, "pytestmark", ()) if isinstance(obj, type) else ()
+    is_long = any(mark.name == "long" for mark in marks)
+    return [] if is_long and collector.config.option.markexpr == "not long" else None
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.servers.cubeloop import create_tables
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
 from tests.strangers.harnesses import Stranger
@@ -16,6 +15,9 @@ async def placed(kind: str, folder: Path) -> Stranger:
     """Return the harness of a store that is created and empty."""
     if kind == "cubeloop, Postgres":
         url = shared_postgres(schema="strangers").partition("?")[0]
+        # Imported here, because it imports SQLAlchemy, as the store does.
+        from tests.servers.cubeloop import create_tables
+
         await create_tables(url)
         return Stranger(kind, [url])
 

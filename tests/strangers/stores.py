@@ -18,7 +18,6 @@ from typing import Any, Self
 from agents import SQLiteSession
 from agents.extensions.memory import RedisSession
 from cubeloop.checkpointer.memory import MemoryCheckpointer
-from cubeloop.checkpointer.postgres import PostgresCheckpointer
 from cubeloop.checkpointer.sqlite import SQLiteCheckpointer
 from cubeloop.providers.base import UserMessage
 
@@ -123,6 +122,9 @@ class CubeloopPostgres(_Cubeloop):
     """cubeloop's checkpointer on Postgres; the tables exist already."""
 
     def __init__(self, dsn: str) -> None:
+        # It imports SQLAlchemy: half a second for each process that collects the tests.
+        from cubeloop.checkpointer.postgres import PostgresCheckpointer
+
         self.inner = PostgresCheckpointer(dsn)
 
 
