@@ -7,6 +7,7 @@ Ctrl-C, 141 when the reader of standard output closed the pipe.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 
@@ -22,6 +23,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def main() -> None:
     """Run the command that ``sys.argv`` names, and exit the process."""
     _reopen_closed_streams()
+    _buffer_output()
 
     try:
         code = _run()
@@ -86,3 +88,18 @@ def _reopen_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+
+
+def _buffer_output() -> None:
+    """Give standard output a buffer, which ``PYTHONUNBUFFERED`` takes away.
+
+    A signal or a full disk may cut a write short; only a buffer writes the rest.
+    """
+    if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
+        sys.stdout = open(
+            sys.stdout.fileno(),
+            "w",
+            encoding=sys.stdout.encoding,
+            errors=sys.stdout.errors,
+            closefd=False,
+        )

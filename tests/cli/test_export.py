@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
+from fcntl import ioctl
 from pathlib import Path
+from termios import FIONREAD
 from typing import cast
 
 import pytest
@@ -53,6 +59,37 @@ def test_standard_output_has_only_the_exported_lines(sqlite_url: str) -> None:
         [1, {"k": "\x00"}],
     ]
     assert lines[-1] == {"threads": 2}
+
+
+FULL = 60_000
+"""Bytes in a pipe, of which it holds 64 KiB."""
+
+
+def test_an_export_that_is_stopped_is_complete(sqlite_url: str) -> None:
+    """Also if Python has no buffer, as in most images of containers."""
+    text = "x" * 1_000_000
+
+    async def fill(cp: Store) -> None:
+        await cp.append("t", [{"text": text}])
+
+    in_store(sqlite_url, fill)
+    command = [sys.executable, "-u", "-m", "cpkit", "export", sqlite_url]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+
+        while (
+            int.from_bytes(ioctl(process.stdout, FIONREAD, bytes(4)), "little") < FULL
+        ):
+            time.sleep(0.01)
+
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            process.send_signal(number)
+            os.waitpid(process.pid, os.WUNTRACED | os.WCONTINUED)
+
+        lines = [json.loads(line) for line in process.stdout]
+
+    assert {"text": text} in [line.get("message") for line in lines]
 
 
 @pytest.mark.parametrize("before", [3, 9])
