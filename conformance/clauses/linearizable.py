@@ -37,8 +37,11 @@ async def check_threads(cp: Store, threads: list[str], history: list[Op]) -> Non
     check_linearizable(THREAD, [*history, *last.history])
 
 
-async def check_keys(cp: Store, keys: list[str], history: list[Op]) -> None:
-    """Read the final state, claim, and check that one order explains every answer."""
+async def check_keys(cp: Store, keys: list[str], history: list[Op]) -> list[Op]:
+    """Read the final state, claim, and check that one order explains every answer.
+
+    Return what it did, which belongs to the history of a later check.
+    """
     last = Recorder(cp, "final read")
 
     for n, key in enumerate(keys):
@@ -51,6 +54,7 @@ async def check_keys(cp: Store, keys: list[str], history: list[Op]) -> None:
         await last.record_issued(f"last of {keys[0]}", f"final read.{n}", key)
 
     check_linearizable(KEY, [*history, *last.history])
+    return last.history
 
 
 async def _threads(case: Case, cps: list[Store], *, deletes: bool = False) -> None:

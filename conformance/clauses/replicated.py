@@ -49,6 +49,7 @@ class _Load:
         self.places: dict[str, str] = {}
         self.on_threads: list[Recorder] = []
         self.on_keys: list[Recorder] = []
+        self.last: list[Op] = []  # of the checks, which claim what is free
 
     def start(self, cps: list[Store], phase: str, count: int) -> asyncio.Task[None]:
         """Start a client of the threads and one of the keys on each handle."""
@@ -103,9 +104,8 @@ class _Load:
             await check_threads(
                 cp, self.threads, [op for one in self.on_threads for op in one.history]
             )
-            await check_keys(
-                cp, self.keys, [op for one in self.on_keys for op in one.history]
-            )
+            on_keys = [op for one in self.on_keys for op in one.history]
+            self.last += await check_keys(cp, self.keys, [*on_keys, *self.last])
 
     async def _lost(self, cp: Store, *, may_lose: bool) -> list[Op]:
         """Return the acknowledged writes that are not stored.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from conformance.clauses.linearizable import check_keys
 from conformance.failure import Failure
 from conformance.history.linear import (
     check_linearizable,
@@ -14,6 +15,8 @@ from conformance.history.linear import (
 )
 from conformance.history.models import KEY, THREAD
 from conformance.history.op import Op, listing, merged
+from conformance.history.recorder import Recorder
+from cpkit import MemoryCheckpointer
 
 Out = tuple[Any, ...] | None
 
@@ -197,3 +200,16 @@ def test_the_output_of_a_killed_process() -> None:
     begun = append("a", 3, None, "y", None)
     printed = [ended.unknown().to_json(), ended.to_json(), begun.to_json()]
     assert merged(printed) == [ended, begun]
+
+
+async def test_a_key_that_is_free_at_the_end_is_checked_at_each_node() -> None:
+    """The first check claims it, and the second one knows of that claim."""
+    async with MemoryCheckpointer[Any]() as cp:
+        client = Recorder(cp, "a")
+        await client.record_issued("t", "a.0", "key")
+        await client.record_result("t", "a.0", "key", "declined", success=False)
+        first = await check_keys(cp, ["key"], client.history)
+        await check_keys(cp, ["key"], [*client.history, *first])
+
+        with pytest.raises(Failure, match="1 operations without such an order"):
+            await check_keys(cp, ["key"], client.history)
