@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import progress, write_json_line
+from cpkit.cli.output import progress, write, write_json_line
 from cpkit.cli.running import Exit, fail, print_stderr, run
 from cpkit.cli.stores import no_thread, open_store, store_url
 from cpkit.driver.seal import LineSeal
@@ -61,6 +61,7 @@ def export(
     """
     if output is None:
         _, damaged = run(_export(words or [], write_json_line, in_the_clear))
+        write("")  # what is still in the buffer
     else:
         count, damaged = _to_file(words or [], output, in_the_clear)
         print_stderr(f"exported {counted(count, 'thread')} to {output}")

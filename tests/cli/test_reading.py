@@ -350,8 +350,8 @@ def test_a_table_has_a_least_width() -> None:
 @pytest.mark.parametrize(
     "words",
     sweep(
-        [["threads"], ["show", "chat"], ["threads", "--json"]],
-        [["threads"], ["threads", "--json"]],
+        [["threads"], ["show", "chat"], ["threads", "--json"], ["export"]],
+        [["threads"], ["threads", "--json"], ["export"]],
     ),
 )
 def test_a_full_disk_is_reported(sqlite_url: str, words: list[str]) -> None:
