@@ -32,8 +32,8 @@ __all__ = ["main"]
 def emit(value: Any) -> None:
     """Print one line of JSON.
 
-    A process that is stopped while it writes to a full pipe has written a part. The
-    stream of a Python without buffers (``-u``) would lose the rest.
+    A process that is stopped and continued in a write to a full pipe has written a
+    part. With ``PYTHONUNBUFFERED`` Python's own stream would drop the rest.
     """
     left = f"{json.dumps(value)}\n".encode()
 

@@ -97,7 +97,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def pytest_pycollect_makeitem(
     collector: pytest.Collector, obj: object
 ) -> list[pytest.Item] | None:
-    """Collect no class of long tests where all of them would be left out."""
+    """Skip classes of long tests in ``make test``, which would leave out each test."""
     marks = getattr(obj, "pytestmark", ()) if isinstance(obj, type) else ()
     is_long = any(mark.name == "long" for mark in marks)
     return [] if is_long and collector.config.option.markexpr == "not long" else None
@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(
     """Leave the certificate of the example backend to ``make test-long``.
 
     Each worker gets an equal part of the list. Its part begins with what may take
-    minutes or waits, so that no worker is busy with that at the end.
+    minutes, or waits for long, so that no worker is busy with that at the end.
     """
     for item in items:
         if item.path.name == "test_certificate.py":

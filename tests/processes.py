@@ -11,13 +11,18 @@ import json
 import multiprocessing
 import os
 import runpy
+import signal
+import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from fcntl import ioctl
 from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import PIPE
+from termios import FIONREAD
 from typing import Any, Self
 
 __all__ = [
@@ -27,6 +32,7 @@ __all__ = [
     "Forked",
     "Worker",
     "Workers",
+    "interrupted_output",
     "report",
     "serve",
     "started",
@@ -75,9 +81,12 @@ class Forked:
             streams.append(Connection(writer))
 
         self.stdout, self.stderr = outputs
+
         # The fork server may have another environment and folder.
-        variables = dict(os.environ if env is None else env)
-        args = (module, words, variables, cwd, streams)
+        if env is None:
+            env = os.environ
+
+        args = (module, words, dict(env), cwd, streams)
         self._process = FORKS.Process(target=_run, args=args)
         self._process.start()
         assert self._process.pid is not None
@@ -199,6 +208,33 @@ def started(module: str) -> Iterator[Workers]:
     finally:
         for worker in running:
             worker.close()
+
+
+FULL = 60_000
+"""Bytes in a pipe that is nearly full: it holds 64 KiB."""
+
+
+def interrupted_output(*words: str) -> bytes:
+    """Return the output of a Python that is stopped and continued in a long write.
+
+    The pipe is full then, so that the system call has written a part. Python has no
+    buffer, as with ``PYTHONUNBUFFERED``, which most container images set.
+    """
+    with subprocess.Popen([sys.executable, "-u", *words], stdout=PIPE) as process:
+        assert process.stdout is not None
+        size = 0
+
+        while size < FULL and process.poll() is None:
+            time.sleep(0.01)  # there is no event for a full pipe
+            size = int.from_bytes(
+                ioctl(process.stdout, FIONREAD, bytes(4)), sys.byteorder
+            )
+
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            process.send_signal(number)
+            os.waitpid(process.pid, os.WUNTRACED | os.WCONTINUED)
+
+        return process.stdout.read()
 
 
 def report(value: Any) -> None:

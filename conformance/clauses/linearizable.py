@@ -40,7 +40,7 @@ async def check_threads(cp: Store, threads: list[str], history: list[Op]) -> Non
 async def check_keys(cp: Store, keys: list[str], history: list[Op]) -> list[Op]:
     """Read the final state, claim, and check that one order explains every answer.
 
-    Return what it did, which belongs to the history of a later check.
+    Return its own operations: they belong to the history that a later check is given.
     """
     last = Recorder(cp, "final read")
 

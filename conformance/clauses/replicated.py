@@ -49,7 +49,7 @@ class _Load:
         self.places: dict[str, str] = {}
         self.on_threads: list[Recorder] = []
         self.on_keys: list[Recorder] = []
-        self.last: list[Op] = []  # of the checks, which claim what is free
+        self.by_checks: list[Op] = []  # a check claims the keys that are free
 
     def start(self, cps: list[Store], phase: str, count: int) -> asyncio.Task[None]:
         """Start a client of the threads and one of the keys on each handle."""
@@ -105,7 +105,8 @@ class _Load:
                 cp, self.threads, [op for one in self.on_threads for op in one.history]
             )
             on_keys = [op for one in self.on_keys for op in one.history]
-            self.last += await check_keys(cp, self.keys, [*on_keys, *self.last])
+            history = [*on_keys, *self.by_checks]
+            self.by_checks += await check_keys(cp, self.keys, history)
 
     async def _lost(self, cp: Store, *, may_lose: bool) -> list[Op]:
         """Return the acknowledged writes that are not stored.

@@ -93,7 +93,8 @@ def _reopen_closed_streams() -> None:
 def _buffer_output() -> None:
     """Give standard output a buffer, which ``PYTHONUNBUFFERED`` takes away.
 
-    A signal or a full disk may cut a write short; only a buffer writes the rest.
+    A stopped and continued process or a full disk cuts a write short. A stream with a
+    buffer then writes the rest or raises; one without drops it.
     """
     if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
         sys.stdout = open(

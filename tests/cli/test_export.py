@@ -5,16 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
-from fcntl import ioctl
 from pathlib import Path
-from termios import FIONREAD
 from typing import cast
 
 import pytest
@@ -24,6 +18,7 @@ from cpkit.cli.stores import Store
 from cpkit.tools.copying import ExportFile, copy_store, export_lines
 from tests.cli.command import call, in_store, invoke, run_main
 from tests.cli.stocked import CUT, everything, stock, stock_cut
+from tests.processes import interrupted_output
 from tests.stores import fresh_url
 
 
@@ -61,34 +56,16 @@ def test_standard_output_has_only_the_exported_lines(sqlite_url: str) -> None:
     assert lines[-1] == {"threads": 2}
 
 
-FULL = 60_000
-"""Bytes in a pipe, of which it holds 64 KiB."""
-
-
-def test_an_export_that_is_stopped_is_complete(sqlite_url: str) -> None:
-    """Also if Python has no buffer, as in most images of containers."""
+def test_an_export_that_is_stopped_and_continued_is_complete(sqlite_url: str) -> None:
+    """Also with ``PYTHONUNBUFFERED``."""
     text = "x" * 1_000_000
 
     async def fill(cp: Store) -> None:
         await cp.append("t", [{"text": text}])
 
     in_store(sqlite_url, fill)
-    command = [sys.executable, "-u", "-m", "cpkit", "export", sqlite_url]
-
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-
-        while (
-            int.from_bytes(ioctl(process.stdout, FIONREAD, bytes(4)), "little") < FULL
-        ):
-            time.sleep(0.01)
-
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            process.send_signal(number)
-            os.waitpid(process.pid, os.WUNTRACED | os.WCONTINUED)
-
-        lines = [json.loads(line) for line in process.stdout]
-
+    output = interrupted_output("-m", "cpkit", "export", sqlite_url)
+    lines = [json.loads(line) for line in output.splitlines()]
     assert {"text": text} in [line.get("message") for line in lines]
 
 

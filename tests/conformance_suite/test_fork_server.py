@@ -21,6 +21,7 @@ from conformance import Harness, certify, harness_for
 from conformance.failure import Failure
 from conformance.fork_server import close_server
 from conformance.workers import Worker, workers
+from tests.processes import interrupted_output
 
 STORE = '''
 """A store whose module does what a stranger's module may do when it is imported."""
@@ -315,17 +316,7 @@ async def test_reading_the_errors_of_a_worker_overwrites_none(harness: Harness) 
         assert worker.errors() == "one\ntwo\n"
 
 
-def test_a_worker_that_is_stopped_in_a_long_line_completes_it() -> None:
-    """Also if Python writes without a buffer, as in most images of containers."""
+def test_a_worker_that_is_stopped_and_continued_completes_its_line() -> None:
+    """Also with ``PYTHONUNBUFFERED``."""
     command = "from conformance.worker import emit; emit('x' * 1_000_000)"
-    python = [sys.executable, "-u", "-c", command]
-
-    with subprocess.Popen(python, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        select.select([process.stdout], [], [])
-
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            process.send_signal(number)
-            os.waitpid(process.pid, os.WUNTRACED | os.WCONTINUED)
-
-        assert json.load(process.stdout) == "x" * 1_000_000
+    assert json.loads(interrupted_output("-c", command)) == "x" * 1_000_000

@@ -277,9 +277,10 @@ def test_closing_waits_for_calls_in_flight() -> None:
 
 @pytest.fixture
 def interrupt() -> Iterator[Callable[[], Awaitable[None]]]:
-    """Ctrl-C for the main thread: a function that returns once it was noticed.
+    """A function that interrupts the main thread, as Ctrl-C does.
 
-    A signal that comes just before the thread blocks is missed, so it is repeated.
+    Python misses a signal that comes just before the thread blocks. So the function
+    repeats it until the thread has noticed one.
     """
     main = threading.main_thread().ident
     assert main is not None

@@ -145,7 +145,7 @@ class PostgresServer(ServerProcess):
             conf.writelines(f"{k} = '{v}'\n" for k, v in settings.items())
 
     def _template(self) -> Path:
-        """Return a new data folder of this kind; the first that needs it makes it."""
+        """Return a new data folder of this kind; the first process makes it."""
         folder = template_folder()
         kind = self._encoding, self._wal_segment, self._has_checksums, self.password
         data = folder / quote("-".join(map(str, kind)), safe="")
