@@ -52,7 +52,9 @@ class Worker:
         printed = await self.line()
 
         if printed != stage:
-            raise Failure("another process that opens the store", self.errors())
+            # A worker that was refused says so before it has printed a traceback.
+            seen = json.dumps(printed) if printed else self.errors()
+            raise Failure("another process that opens the store", seen)
 
     def go(self) -> None:
         """Start the worker's operations."""

@@ -228,6 +228,41 @@ async def test_a_worker_that_fails_says_why(harness: Harness, tmp_path: Path) ->
             raise AssertionError("the worker is open")
 
 
+REFUSES = """
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from conformance import Harness
+from cpkit import BackendUnavailable
+
+async def linger():
+    try:
+        await asyncio.sleep(99)
+    finally:
+        await asyncio.sleep(0.2)
+
+@dataclass
+class Facts(Harness):
+    folder: str
+
+    @asynccontextmanager
+    async def open(self, **options):
+        lingering = asyncio.create_task(linger())
+        await asyncio.sleep(0)
+        raise BackendUnavailable("a stranger", "no room")
+        yield
+"""
+
+
+async def test_a_refused_worker_says_why(harness: Harness, tmp_path: Path) -> None:
+    """The reason is not lost where the worker's traceback comes later."""
+    (tmp_path / "stranger.py").write_text(REFUSES)
+
+    with pytest.raises(Failure, match="BackendUnavailable.*no room"):
+        async with workers(harness, [job(1)]):
+            raise AssertionError("the worker is open")
+
+
 ALONE = """
 import asyncio, sys
 from conformance import harness_for
