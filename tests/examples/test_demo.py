@@ -348,6 +348,9 @@ def test_ended_demo_leaves_no_worker(
     with start_demo(*QUICK, "--pace", "60", folder=tmp_path) as demo:
         wait_for(lambda: children_of(demo.pid))
         [worker] = children_of(demo.pid)
+        # An interrupt inside of `Popen` would leave a warning of Python's own.
+        mapped = Path(f"/proc/{worker}/maps")
+        wait_for(lambda: "agent.db-shm" in mapped.read_text())
         demo.send_signal(how)
         _, errors = demo.communicate()
 
