@@ -89,6 +89,8 @@ class MariaDBServer(ServerProcess):
         self.settings = {
             **SETTINGS,
             "datadir": str(self.data),
+            # A server that starts deletes the temporary tables in its folder for them.
+            "tmpdir": str(self._folder),
             "port": str(self.port),
             "socket": str(self._folder / "socket"),
             "pid_file": str(self._folder / "pid"),
@@ -135,7 +137,6 @@ class MariaDBServer(ServerProcess):
                 f"--extra-file={setup}",
             ],
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
             check=True,
             **switched_to(self.user),
         )
