@@ -225,7 +225,7 @@ def interrupted_output(*words: str) -> bytes:
         size = 0
 
         while size < FULL and process.poll() is None:
-            time.sleep(0.01)  # there is no event for a full pipe
+            time.sleep(0.01)  # polls: the kernel reports no full pipe
             size = int.from_bytes(
                 ioctl(process.stdout, FIONREAD, bytes(4)), sys.byteorder
             )

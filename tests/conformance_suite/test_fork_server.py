@@ -255,7 +255,7 @@ class Facts(Harness):
 
 
 async def test_a_refused_worker_says_why(harness: Harness, tmp_path: Path) -> None:
-    """The reason is not lost where the worker's traceback comes later."""
+    """The failure has the reason, even if the traceback is not printed yet."""
     (tmp_path / "stranger.py").write_text(REFUSES)
 
     with pytest.raises(Failure, match="BackendUnavailable.*no room"):

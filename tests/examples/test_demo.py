@@ -348,7 +348,7 @@ def test_ended_demo_leaves_no_worker(
     with start_demo(*QUICK, "--pace", "60", folder=tmp_path) as demo:
         wait_for(lambda: children_of(demo.pid))
         [worker] = children_of(demo.pid)
-        # An interrupt inside of `Popen` would leave a warning of Python's own.
+        # In the demo's call of `Popen`, Ctrl-C would leave a ResourceWarning.
         mapped = Path(f"/proc/{worker}/maps")
         wait_for(lambda: "agent.db-shm" in mapped.read_text())
         demo.send_signal(how)

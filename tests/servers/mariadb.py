@@ -89,7 +89,7 @@ class MariaDBServer(ServerProcess):
         self.settings = {
             **SETTINGS,
             "datadir": str(self.data),
-            # A server that starts deletes the temporary tables in its folder for them.
+            # MariaDB deletes all temporary tables in this folder when it starts.
             "tmpdir": str(self._folder),
             "port": str(self.port),
             "socket": str(self._folder / "socket"),
