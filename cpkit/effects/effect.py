@@ -48,7 +48,7 @@ __all__ = [
     "request_key",
 ]
 
-Verdict = Literal["approved", "denied", "expired", "withdrawn"]
+Verdict = Literal["approved", "denied", "expired", "withdrawn", "erased"]
 KeyKind = Literal["arguments", "fields", "call", "given"]
 
 handling: ContextVar[tuple[str, ...]] = ContextVar("cpkit effects", default=())
@@ -60,9 +60,9 @@ class Decision:
     """How a request ended: the verdict, and by whom, when, why and from where.
 
     A request ``expired`` if it was not decided in time, and was ``withdrawn`` if it was
-    ended without a decision. ``at`` is by the store's clock. ``origin`` is the program
-    that decided, for instance ``"cpkit approve, host:4711"``. ``value`` is what the
-    person gave with an approval.
+    ended without a decision. If it was ``erased``, nothing says how it was decided.
+    ``at`` is by the store's clock. ``origin`` is the program that decided, for instance
+    ``"cpkit approve, host:4711"``. ``value`` is what the person gave with an approval.
     """
 
     verdict: Verdict

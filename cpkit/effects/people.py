@@ -86,7 +86,7 @@ class ForPeople:
         """Approve the request of the effect with this key.
 
         Returns whether an approval that counts is on record: ``False`` if the request
-        was denied or has expired before, or does not exist. ``value`` reaches the
+        was denied, expired or erased before, or does not exist. ``value`` reaches the
         handler as ``effect.decision.value``, and changes the arguments that it names;
         a ``ValueError`` if the policy does not let people change one of them.
         """

@@ -73,7 +73,7 @@ class ApprovalRequest:
         """
         at, result = self.record.resolved_at, self.record.result
         found = result if isinstance(result, dict) else {}
-        verdict: Verdict = "denied"
+        verdict: Verdict = "erased" if self.record.erased else "denied"
 
         if at is None:
             return None

@@ -269,6 +269,24 @@ async def test_an_erased_request_does_not_hide_an_undecided_one(
     assert len(shop.effects) == 1
 
 
+async def test_a_request_that_was_erased_meanwhile_is_not_denied(
+    cp: Any, thread: str
+) -> None:
+    """Another person approved it after this one read it, and a policy erased it."""
+    key = await ask(cp, thread)
+    slow = Plain(cp)
+
+    async def record_result(*args: Any, **options: Any) -> Any:
+        assert await quick(cp).approve(key)
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        assert await cp.erase_calls(thread, tomorrow) == 1
+        return await cp.record_result(*args, **options)
+
+    slow.record_result = record_result
+    assert not await quick(slow).deny(key)
+    assert (await first_request(cp, key)).verdict == "erased"
+
+
 async def test_a_restored_request_is_decided_and_listed_again(
     cp: Store, thread: str
 ) -> None:
