@@ -285,6 +285,10 @@ def _torn(trial: Trial, calls: list[Call]) -> Moment:
     return chosen
 
 
+SEVERAL_SECTORS = 1500
+"""Characters of a message that fills more than one sector of a disk."""
+
+
 @clause("powerloss.failed-sync", level=POWERLOSS, deadline=120)
 async def failed_sync(case: Case) -> None:
     """After a failed sync, what is acknowledged later survives a power loss too."""
@@ -292,15 +296,21 @@ async def failed_sync(case: Case) -> None:
     # does not write them.
     _needs_machine(case)
 
-    async with new_store(case, embedded=True) as trial:
-        calls = await trial.record(await trial.job(["a"], 4, [[0]]))
-        *_, first = trial.moments(calls, 1000, variants=("everything",))
-        job = await trial.job(["b", "c", "d", "e"], STEPS, [[1, 2]], spares=[3, 4])
-        fault = f"--inject=?fsync,?fdatasync:error=EIO:when={case.random.randint(4, 8)}"
-        calls = await trial.record(job, [fault], fails=True)
+    # A small write shares its sector with the next one, which writes both. Large ones,
+    # too, show what a store writes behind a failed sync.
+    for large in (0, SEVERAL_SECTORS):
+        async with new_store(case, embedded=True) as trial:
+            calls = await trial.record(await trial.job(["a"], 4, [[0]]))
+            *_, first = trial.moments(calls, 1000, variants=("everything",))
+            job = await trial.job(
+                ["b", "c", "d", "e"], STEPS, [[1, 2]], spares=[3, 4], large=large
+            )
+            when = case.random.randint(4, 8)
+            fault = f"--inject=?fsync,?fdatasync:error=EIO:when={when}"
+            calls = await trial.record(job, [fault], fails=True)
 
-        for moment in trial.moments(calls, trial.states(60), before=first):
-            await trial.check(moment)
+            for moment in trial.moments(calls, trial.states(30), before=first):
+                await trial.check(moment)
 
 
 @clause("powerloss.kill-at-every-call", level=POWERLOSS, deadline=120)
