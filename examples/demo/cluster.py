@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -195,16 +195,17 @@ def _binary() -> str:
 
 
 def _free_ports() -> list[int]:
-    """Return a port for each node, below those that have no port for the bus."""
+    """Return a port for each node, whose port for the bus is free, too."""
     ports: list[int] = []
 
     with ExitStack() as stack:
         while len(ports) < 2 * _PRIMARIES:
-            one = stack.enter_context(socket.socket())
+            one, bus = (stack.enter_context(socket.socket()) for _ in range(2))
             one.bind(("127.0.0.1", 0))
             port = one.getsockname()[1]
 
-            if port + _BUS < 1 << 16:
+            with suppress(OSError, OverflowError):
+                bus.bind(("127.0.0.1", port + _BUS))
                 ports.append(port)
 
     return ports
