@@ -25,6 +25,7 @@ from conformance.failure import Failure, Skip
 from conformance.harness import address
 from conformance.operations import WRITES, Write
 from conformance.powerloss.script import (
+    SEVERAL_SECTORS,
     SHARED,
     abilities_of,
     continued,
@@ -285,10 +286,6 @@ def _torn(trial: Trial, calls: list[Call]) -> Moment:
     return chosen
 
 
-SEVERAL_SECTORS = 1500
-"""Characters of a message that fills more than one sector of a disk."""
-
-
 @clause("powerloss.failed-sync", level=POWERLOSS, deadline=120)
 async def failed_sync(case: Case) -> None:
     """After a failed sync, what is acknowledged later survives a power loss too."""
@@ -296,8 +293,8 @@ async def failed_sync(case: Case) -> None:
     # does not write them.
     _needs_machine(case)
 
-    # A small write shares its sector with the next one, which writes both. Large ones,
-    # too, show what a store writes behind a failed sync.
+    # A small write that a failed sync lost shares its sector with the next write, whose
+    # sync writes both. A large one has sectors that no later sync writes.
     for large in (0, SEVERAL_SECTORS):
         async with new_store(case, embedded=True) as trial:
             calls = await trial.record(await trial.job(["a"], 4, [[0]]))

@@ -61,8 +61,8 @@ _RESTORED = datetime(2026, 1, 1, tzinfo=UTC)
 
 SHARED = "shared key"
 
-LARGE = 1500
-"""Characters of a large message: several sectors."""
+SEVERAL_SECTORS = 1500
+"""Characters of a message that fills several sectors of a disk."""
 
 SMALL = 3
 """How often a client that appends large messages does small writes afterwards."""
@@ -268,7 +268,7 @@ def _client(
     steps: list[Step] = []
 
     def body() -> dict[str, Any]:
-        pad = random.choice(("", "", "x" * 20, "y" * LARGE))
+        pad = random.choice(("", "", "x" * 20, "y" * SEVERAL_SECTORS))
         return {"token": f"{name}.{len(steps)}", "pad": pad}
 
     def extra() -> dict[str, Any]:
