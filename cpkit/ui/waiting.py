@@ -399,7 +399,11 @@ def _request_data(request: ApprovalRequest) -> dict[str, Any]:
 async def _decided(site: Site, request: ApprovalRequest) -> dict[str, Any]:
     """Return a request, its decision, and the effect's latest attempt."""
     made = request.decision
-    effect: CallRecord | None = await site.cp.find_call(request.key)
+    effect: CallRecord | None = None
+
+    if not request.record.erased:  # else the key of its effect is not known
+        effect = await site.cp.find_call(request.key)
+
     run_thread = request.run_thread
     why = None
 

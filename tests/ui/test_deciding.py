@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -51,6 +52,25 @@ async def test_the_second_person_sees_who_decided(cp: Any, client: Client) -> No
         assert f"already {decision} by <bdi>{person}</bdi>" in loser.text
         again = await ben.post("/waiting/decide", data=second)
         assert again.status_code == 409
+
+
+async def test_an_erased_decision_is_not_shown_as_a_denial(
+    cp: Any, client: Client
+) -> None:
+    """An old link leads to a page that says what is still known."""
+    await stock(cp)
+
+    async with client(cp) as http:
+        form = await form_of(http)
+        assert (await http.post("/waiting/decide", data=form)).status_code == 200
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        assert await cp.erase_calls(form["id"], tomorrow)
+        place = {"id": form["id"], "request": form["request"]}
+        data = (await http.get("/waiting/decide.json", params=place)).json()
+        assert (data["decision"], data["by"]) == ("erased", None)
+        page = (await http.get("/waiting/decide", params=place)).text
+        assert "not known: the request was erased" in page
+        assert "Ask again" not in page
 
 
 async def test_a_request_that_is_gone_decides_nothing(cp: Any, client: Client) -> None:
